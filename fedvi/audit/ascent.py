@@ -1,8 +1,8 @@
-"""A climb by gradient over the numbers of one record, to a total that moves further.
+"""Gradient ascent over the numbers of one record, to find one that moves a total further.
 
-The gradient is taken by differences, of totals as the solver that is audited makes them. JAX's own would
-need every solver to let a tracer through, and the rounding to a grid, which ships, has slope zero. So it is
-the same for each solver, asks none what it is, and costs one run more than there are numbers.
+The gradient is a finite difference of totals from the audited solver. JAX's gradient would need solvers
+that can be traced, and the shipped rounding to a grid has slope zero. So the method works for any solver,
+and costs one run more than there are numbers.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,23 +12,23 @@ import numpy as np
 __all__ = ["Numbers", "ascend"]
 
 _NEAR = 0.05
-"""A difference: far beyond the rounding of a total, of which it makes some per cent."""
+"""Step of the finite differences. It changes a total by a few per cent, far more than rounding does."""
 
 _MOST_DIRECTIONS = 16
-"""Of more numbers the slope is taken along so many directions drawn at random."""
+"""With more numbers than this, the slope is taken along this many random directions."""
 
 _FIRST, _SHORTEST = 0.5, 0.02
-"""Steps, in units of ``Numbers``: the first of a climb, and one that is too short to go on."""
+"""Step lengths in units of ``Numbers``: the first of a climb, and the one at which it stops."""
 
 _GAIN = 1e-3
-"""What a step along one gradient must add for another to be taken."""
+"""Relative gain along one gradient that is needed to compute another."""
 
 
 class Numbers:
-    """All numbers of some arrays of a record, on a scale on which one step suits large and small ones.
+    """All numbers of some arrays of a record, on a scale on which one step length suits all sizes.
 
-    The scale is arsinh in units of the array's median size: straight through 0, so that a number may turn
-    around, and logarithmic far out.
+    The scale is arsinh in units of the array's median size: linear near 0, so that a number may change its
+    sign, and logarithmic far out.
 
     Args:
       row: the record.
@@ -41,7 +41,7 @@ class Numbers:
 
     @property
     def at(self) -> np.ndarray:
-        """Where the record is, [n]."""
+        """The record's position, [n]."""
         parts = [
             np.arcsinh(value.astype(np.float64).ravel() / self._units[name])
             for name, value in self._row.items()
@@ -49,7 +49,7 @@ class Numbers:
         return np.concatenate(parts)
 
     def arrays(self, at: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the arrays that are there, of finite numbers."""
+        """Returns the record's arrays at a position, clipped to finite numbers."""
         found, start = {}, 0
         for name, value in self._row.items():
             part = at[start : start + value.size]
@@ -62,7 +62,7 @@ class Numbers:
 
 
 def _median(value: np.ndarray) -> float:
-    """The median size of what is not 0, or 1."""
+    """Returns the median absolute value of the non-zero numbers, or 1 if there are none."""
     sizes = np.abs(value[value != 0]).astype(np.float64)
     return float(np.median(sizes)) if sizes.size else 1.0
 
@@ -74,14 +74,14 @@ def ascend(
     may_go_on: Callable[[], bool],
     generator: np.random.Generator,
 ) -> None:
-    """Climbs along the gradient of ``value`` until that hardly helps, or may not go on.
+    """Climbs along the gradient of ``value`` until the gain is small, or ``may_go_on`` is false.
 
     Args:
-      value: what is to become large. Whoever gives it keeps what is found.
-      start: where to begin, [n].
-      found: ``value`` there.
-      may_go_on: asked before each value.
-      generator: of the directions, where there are many numbers.
+      value: the function to maximise; the caller records its results.
+      start: the first position, [n].
+      found: ``value(start)``.
+      may_go_on: called before each evaluation.
+      generator: draws directions if there are many numbers.
     """
     at, length, before = start, _FIRST, -np.inf
     while found > before + _GAIN * abs(found):
@@ -111,7 +111,7 @@ def ascend(
 
 
 def _directions(generator: np.random.Generator, size: int) -> np.ndarray:
-    """Returns orthonormal directions [k, n]: along each number, or a few that are drawn at random."""
+    """Returns orthonormal directions [k, n]: along each number, or a few random ones."""
     if size <= _MOST_DIRECTIONS:
         return np.eye(size)
     return np.linalg.qr(generator.standard_normal((size, _MOST_DIRECTIONS)))[0].T

@@ -27,12 +27,12 @@ def play_by_hand(
     """Lets a client answer a task file, read it again, and read files that it must refuse.
 
     Args:
-      opened: a client with this link, started again.
-      tick: one phase of its work.
-      tasks: two at least.
+      opened: opens a client, as in a new process, with a given link.
+      tick: runs one phase of its work.
+      tasks: at least two.
       cost: of an answer.
       header: of both ledgers.
-      expect: called with the check, whether it holds, and what is wrong if it does not.
+      expect: called with the check, whether it holds, and the problem if it does not.
     """
     written: list[ResultFile] = []
     client = tasks[0].client
@@ -42,7 +42,7 @@ def play_by_hand(
         return FileLink(parcel, worker_ledger, written.append)
 
     def read(book: ledger.Ledger, task: Task) -> tuple[str, ledger.Ledger]:
-        """Reads one task file in a process of its own; says how that ended."""
+        """Lets a newly started client read one task file; returns the outcome and its ledger."""
         holder: list[Worker] = []
         link = link_of(lambda: holder[0].ledger, book, task)
         with opened(link) as worker:

@@ -10,13 +10,13 @@ __all__ = ["Charge", "charges"]
 
 
 class Charge(NamedTuple):
-    """What one release is charged for.
+    """The parameters at which one release is charged.
 
     Attributes:
       noise_multiplier: std of the noise in clip norms.
       add_remove, substitute: the shifts, in clip norms.
       rate: the probability that a record is in the batch.
-      poisson: whether records are in it independently of each other.
+      poisson: whether records are drawn independently of each other.
       batch, slots: of a batch of fixed size; 0 otherwise.
     """
 
@@ -30,7 +30,7 @@ class Charge(NamedTuple):
 
     @property
     def law(self) -> tuple[float, bool, int, int]:
-        """What the batch is charged as."""
+        """The sampling law at which the batch is charged."""
         return self.rate, self.poisson, self.batch, self.slots
 
     def any_of(self, count: int) -> float:
@@ -45,7 +45,7 @@ class Charge(NamedTuple):
 
 
 def charges(event: events.Event) -> list[Charge | None]:
-    """Lists what an event charges for, release by release; None where nothing is protected.
+    """Lists an event's charges, release by release; None for a release without protection.
 
     >>> charges(events.Repeated(events.PoissonSampled(0.1, events.Gaussian(2.0)), 2))[1].rate
     0.1

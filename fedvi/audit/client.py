@@ -1,8 +1,8 @@
 """Interrupts a client's loop, restores its old copies, and checks that no noise is used twice.
 
-Plays ``Worker`` with a store, a server that says what the audit wants, and a solver whose mechanism is
-recorded. What must hold is said of any client: one release has one message; two releases have noise of
-their own; nothing is read before it is paid for; a secret does not outlive its release.
+Runs a ``Worker`` with a store, a scripted server, and a solver whose mechanism is recorded. For any client
+these must hold: a release has one message; two releases have independent noise; records are read only after
+the charge; a secret does not outlive its release.
 """
 
 import functools
@@ -57,7 +57,7 @@ _PLAYS = {
     "copied": COPY,
     "by_hand": HAND,
 }
-"""Method of ``_Player`` → the check that stands for it, where it cannot be played to its end."""
+"""Method of ``_Player`` → the check that fails if the play cannot be finished."""
 
 
 def check_client(
@@ -67,14 +67,14 @@ def check_client(
     shard: Shard,
     seed: int = 0,
 ) -> list[Finding]:
-    """Plays the client with a store in memory and one on disk; see the file's head.
+    """Plays the client with a store in memory and one on disk; see the module's docstring.
 
     Args:
       solver: of the study; built with ``recorder`` as its mechanism, if there is one.
-      recorder: around the mechanism; None if the solver takes none: then noise is not looked at.
-      task: one to solve.
+      recorder: wraps the mechanism; None if the solver takes no mechanism: then noise is not checked.
+      task: a task to solve.
       shard: made-up records.
-      seed: of the secrets that are drawn here in the operating system's place.
+      seed: of the secrets, which are drawn here instead of by the operating system.
     """
     told = Told()
     with tempfile.TemporaryDirectory() as folder:
@@ -90,7 +90,7 @@ def check_client(
                 try:
                     getattr(player, play)(place.new())
                 except errors.FedviError as error:
-                    # Whatever is refused here, a client must get on with.
+                    # The plays are all legitimate, so no client may refuse them.
                     told.expect(check, False, f"{play}: {error.message}")
                 except Killed:
                     told.expect(check, False, f"{play}: records are read out of turn")
@@ -100,7 +100,7 @@ def check_client(
 
 
 def _root(told: Told) -> None:
-    """The root of a client's secrets must draw anew for the same label, or a copy repeats itself."""
+    """Checks that the root draws new secrets for the same label; otherwise a copy would repeat itself."""
     root = random.secure_root()
     drawn = {root.secret(_NAME, "audit/0#0") for _ in range(4)}
     told.expect(
@@ -111,13 +111,13 @@ def _root(told: Told) -> None:
 
 
 def _keys(told: Told) -> None:
-    """Changes one byte of a secret after the other: whoever guesses a key guesses all 32 of them."""
+    """Checks that every byte of a secret changes the key, so that guessing a key takes all 32 bytes."""
     secret = bytes(range(32))
     changed = [secret[:at] + bytes([secret[at] ^ 1]) + secret[at + 1 :] for at in range(32)]
     keys = [random.key(of, "noise") for of in (secret, *changed)]
     keys.append(random.key(secret, "sampling"))
     words = np.stack([np.asarray(jax.random.key_data(key)) for key in keys])
-    # Of 272 random words of 32 bits two are alike once in 10⁵; the secret is always the same one.
+    # Among 272 random 32-bit words two are equal with probability 1e-5; the secret is fixed.
     told.expect(KEYS, len(np.unique(words)) == words.size, "words of keys are alike")
 
 
@@ -126,7 +126,7 @@ def _header(task: Task) -> ledger.Header:
 
 
 def _tagged(solver: LocalSolver) -> LocalSolver:
-    """Gives a solver a state of its own, so that a client of any solver has one to lose."""
+    """Gives a solver a private state, so that clients of every solver have one to test."""
 
     def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
         after, released, info = solver.update(key_of, state[0], task, shard)
@@ -155,7 +155,7 @@ class _Player:
         self._budget = ledger.Budget(1e12, 1e-5, accountants.zcdp("substitute"))
 
     def begin(self) -> None:
-        """A client of its own: what is computed from now on belongs to no release before."""
+        """Starts a new client: later releases belong to no earlier one."""
         self._play += 1
 
     def two_tasks(self, place: Place) -> None:
@@ -215,7 +215,7 @@ class _Player:
             )
 
     def other_task(self, place: Place) -> None:
-        """Whatever part of a task is another one: a solver may answer by each of them."""
+        """Changes each part of a task in turn, since a solver's answer may depend on any of them."""
         task = self._tasks[0]
         changed: dict[str, Task] = {
             "posterior": task._replace(posterior=tree.scale(task.posterior, 2.0)),
@@ -286,7 +286,7 @@ class _Player:
             self._finish(worker)
 
     def copied(self, place: Place) -> None:
-        """Two copies of one client: of before a task, and of the moment in which it was reserved."""
+        """Copies a client before a task, and again when the task's release is reserved."""
         clerk = Clerk(self._tasks[:1])
         with self._open(place, clerk) as worker:
             self._finish(worker)
@@ -317,7 +317,7 @@ class _Player:
         )
 
     def _held(self, place: Place) -> bytes | None:
-        """Returns the secret of the release that a store holds as pending."""
+        """Returns the secret of a store's pending release."""
         pending = place.open().pending()
         place.close()
         return None if pending is None else bytes(pending.secret)
@@ -340,7 +340,7 @@ class _Player:
         state: bytes | None = None,
         tasks: list[Task] | None = None,
     ) -> None:
-        """Kills a release and lets it be taken up with another task or another state."""
+        """Kills a release, and continues with another task or another state."""
         clerk, before = Clerk(tasks or self._tasks[:1]), len(self._told.releases)
         charges = ledger.reservations(place.open().ledger)
         place.close()
@@ -372,7 +372,7 @@ class _Player:
         budget: ledger.Budget | None = None,
         state: bytes | None = None,
     ) -> Iterator[Worker]:
-        """Opens the store and a client on it; what is opened again is a client that was started again."""
+        """Opens the store and a client on it; opening again stands for a restarted client."""
         store = place.open()
         worker = Worker(
             client=self._tasks[0].client,
@@ -391,7 +391,7 @@ class _Player:
             place.close()
 
     def _tick(self, worker: Worker) -> str:
-        """One phase of a client's work; notes the noise of a release, and the secret that it was from."""
+        """Runs one phase of a client's work; records a release's noise and the secret behind it."""
         self._number += 1
         if self._recorder is not None:
             self._recorder.start()
@@ -422,7 +422,7 @@ class _Player:
         return False
 
     def _complete(self, worker: Worker, clerk: Clerk, count: int) -> None:
-        """Every release was reserved, sealed and sent, and what arrived has the sealed digest."""
+        """Checks that each release was reserved once, and that sent bytes have the sealed digest."""
         kinds = [entry.kind for entry in worker.ledger.entries]
         self._told.expect(
             ONE,
@@ -443,7 +443,7 @@ class _Player:
 
 
 class _Seen:
-    """Notes which secret a release was begun with: what the store holds as its inputs are noted."""
+    """Notes the secret that a release began with: the store's pending one when inputs are noted."""
 
     def __init__(self) -> None:
         self.used: bytes | None = None
@@ -466,7 +466,7 @@ class _Seen:
 
 
 class _OtherState:
-    """A store in which the solver's private state is another one."""
+    """A store that returns another private state of the solver."""
 
     def __init__(self, store: Any, state: bytes) -> None:
         self._store, self._state = store, state
@@ -479,7 +479,7 @@ class _OtherState:
 
 
 def _dying(solver: LocalSolver) -> LocalSolver:
-    """Computes an answer, and is killed before it is sealed."""
+    """Returns a solver that computes an answer, and is killed before the seal."""
 
     def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
         found = solver.update(key_of, state, task, shard)
@@ -508,7 +508,7 @@ def _without_one(shard: Shard) -> Shard:
 
 
 def _with_another(shard: Shard) -> Shard:
-    """The same slots are used, and one of them holds other numbers."""
+    """Returns a shard with the same slots in use, one of which holds other numbers."""
     at = np.flatnonzero(shard.mask)[0]
     records = {name: np.array(column) for name, column in shard.records.items()}
     for column in records.values():

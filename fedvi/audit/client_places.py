@@ -1,4 +1,4 @@
-"""The stores and the made-up server that an audited client is played with."""
+"""Defines the stores and the scripted server that an audited client runs with."""
 
 import contextlib
 import copy
@@ -19,11 +19,11 @@ __all__ = ["Clerk", "InMemory", "Killed", "OnDisk", "Place", "Secrets"]
 
 
 class Killed(BaseException):
-    """The process ends here: no ``Exception``, so that nothing on the way sees it."""
+    """Stands for a killed process. Not an ``Exception``, so that no handler catches it."""
 
 
 class Secrets:
-    """In the place of the operating system's generator: draws anew at every call, and notes what."""
+    """Replaces the operating system's generator: draws a new secret at every call, and records it."""
 
     secure = True
 
@@ -38,12 +38,12 @@ class Secrets:
 
 
 class Clerk:
-    """A server that offers tasks until they are answered; loses the reply to the first ``lost`` answers.
+    """A server that offers tasks until they are answered, and loses some replies.
 
     Args:
       tasks: in this order.
-      lost: how many replies to Submit do not arrive.
-      book: its own ledger of the client; None: it remembers nothing.
+      lost: how many of the first replies to Submit are lost.
+      book: its own ledger of the client; None: it keeps none.
     """
 
     def __init__(self, tasks: Sequence[Task], lost: int = 0, book: Ledger | None = None) -> None:
@@ -57,7 +57,7 @@ class Clerk:
                 if self._book is None:
                     return messages.Welcome(0)
                 if request.anchor is not None:
-                    # As a server does; the client does the same with what it is told.
+                    # The server's half of the check at Hello; the client does the other half.
                     check_counterpart(self._book, request.anchor, "server")
                 return messages.Welcome(0, anchor(self._book))
             case messages.NextTask() if self.tasks:
@@ -77,7 +77,7 @@ class Clerk:
 
 
 class Place(Protocol):
-    """Where a client's store is: it can be closed, opened again as by a new process, and copied."""
+    """Holds a client's store, which can be closed, reopened as by a new process, and copied."""
 
     name: str
 
@@ -85,16 +85,16 @@ class Place(Protocol):
         """Returns an empty place of the same kind."""
 
     def open(self) -> Any:
-        """Returns the store; the same one as long as it is not closed."""
+        """Returns the store; the same object until it is closed."""
 
     def close(self) -> None:
-        """Ends the process that had it open."""
+        """Ends the process that has the store open."""
 
     def copy(self) -> "Place":
-        """Returns a copy of what a closed store holds."""
+        """Returns a copy of a closed store."""
 
     def holds(self, secret: bytes) -> bool:
-        """Says whether a secret's bytes are anywhere in it."""
+        """Whether the store contains a secret's bytes."""
 
 
 class InMemory:
@@ -107,7 +107,7 @@ class InMemory:
         self._store = store or MemoryClientStore(open_ledger(header))
 
     def new(self) -> "InMemory":
-        """Returns an empty one."""
+        """Returns an empty place."""
         return InMemory(self._header)
 
     def open(self) -> MemoryClientStore:
@@ -122,12 +122,12 @@ class InMemory:
         return InMemory(self._header, copy.deepcopy(self._store))
 
     def holds(self, secret: bytes) -> bool:
-        """Says whether an attribute of the store is, or holds, the secret."""
+        """Whether an attribute of the store is, or contains, the secret."""
         return _is_in(vars(self._store), secret)
 
 
 class OnDisk:
-    """The store that a deployed client has."""
+    """The store of a deployed client."""
 
     name = "disk"
 
@@ -136,7 +136,7 @@ class OnDisk:
         self._store: SqliteClientStore | None = None
 
     def new(self) -> "OnDisk":
-        """Returns an empty one, in a folder of its own."""
+        """Returns an empty place in a folder of its own."""
         self._copies += 1
         return OnDisk(self._folder.with_name(f"{self._folder.name}-{self._copies}"), self._header)
 
@@ -160,7 +160,7 @@ class OnDisk:
         return other
 
     def holds(self, secret: bytes) -> bool:
-        """Says whether any file holds the secret, as it is or in hexadecimal."""
+        """Whether any file contains the secret, raw or in hexadecimal."""
         found = False
         for path in self._folder.rglob("*"):
             with contextlib.suppress(IsADirectoryError):

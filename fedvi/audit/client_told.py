@@ -1,4 +1,4 @@
-"""Records what audited clients did, and turns it into findings."""
+"""Records the behaviour of audited clients, and turns it into findings."""
 
 import dataclasses
 import itertools
@@ -28,7 +28,7 @@ __all__ = [
 
 @dataclasses.dataclass
 class Release:
-    """What one tick of a client computed: which release of which client, its secret and its noise."""
+    """A release that one tick of a client computed: its client and name, its secret and its noise."""
 
     name: str
     identity: tuple[int, str]
@@ -38,14 +38,14 @@ class Release:
 
 @dataclasses.dataclass
 class Told:
-    """What was seen while clients were played; problems by check, one sentence each."""
+    """Observations of the clients; problems by check, one sentence each."""
 
     releases: list[Release] = dataclasses.field(default_factory=list)
     problems: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     played: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def expect(self, check: str, good: bool, problem: str) -> None:
-        """Notes that something was looked at, and what is wrong, if it is."""
+        """Counts an observation of a check, and records the problem if it is not good."""
         self.played[check] = self.played.get(check, 0) + 1
         if not good:
             self.problems.setdefault(check, []).append(problem)
@@ -65,7 +65,7 @@ _GOOD = {
     ONE: "a retry, and a client that was killed, send the same bytes for one charge",
     OTHER: "an interrupted release whose task or state changed is charged anew, with a secret of its own",
     RECORDS: "once a release was begun, records that changed are refused",
-    COPY: "a client that was set back is refused by who saw it, and draws other noise for who did not",
+    COPY: "a server that saw more refuses a client that was set back; any other gets other noise",
     GONE: "neither the store nor its files hold the secret of a sealed release",
     PAID: "without budget no record is read, and every release is reserved before",
     SENT: "every message has a reservation and a digest in the ledger",
@@ -74,7 +74,7 @@ _GOOD = {
 }
 _BAD = {
     ONE: "one release is answered in two ways, or charged twice: the difference shows records",
-    OTHER: "what was begun for one input goes on with another under the same secret or charge",
+    OTHER: "a release begun for one input continues with another under the same secret or charge",
     RECORDS: "a release is computed from other records than those before it",
     COPY: "a client that was set back uses a secret again",
     GONE: "whoever steals the store strips the noise off what was sent",
@@ -86,7 +86,7 @@ _BAD = {
 
 
 def findings(told: Told, with_noise: bool) -> list[Finding]:
-    """Returns a finding for each check; of noise only if it was recorded."""
+    """Returns a finding for each check; noise is judged only if it was recorded."""
     found = [
         Finding(
             "client",
@@ -120,14 +120,14 @@ def _noise(releases: list[Release], with_noise: bool) -> Finding:
         ]
         if noise[0].shape != noise[1].shape or not noise[0].size:
             continue
-        # On a grid few numbers are equal by chance: their difference may be a step more than it seems.
+        # Numbers on a grid may be equal by chance: allow one step more in their differences.
         steps = [
             call.layout.step / (call.layout.clip_norm * call.layout.noise_multiplier)
             for call in one.calls
             if call.layout.step is not None
         ]
         for sign in (1.0, -1.0):
-            # Of independent noises the difference has twice the variance, and so has the sum.
+            # The difference and the sum of independent noises have twice the variance.
             apart = np.abs(noise[0] - sign * noise[1]) + max(steps, default=0.0)
             square = float((apart**2).sum() / 2.0)
             if sign > 0.0:
@@ -136,7 +136,7 @@ def _noise(releases: list[Release], with_noise: bool) -> Finding:
             if chance < min(chances):
                 worst = f"{one.name} and {other.name}"
             chances.append(chance)
-    # A secret, and a key, belongs to one release of one client, however often that is computed.
+    # Each secret and key belongs to one release of one client, however often that is recomputed.
     owners: dict[bytes, tuple[int, str]] = {}
     for release in releases:
         for held in (release.secret, *(call.key for call in release.calls)):

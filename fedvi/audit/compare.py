@@ -1,4 +1,4 @@
-"""Compares two runs on neighbouring data: what must be equal, and what must be near."""
+"""Compares runs on neighbouring data: some parts must be equal, others close."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -25,17 +25,17 @@ __all__ = [
 ]
 
 Pairs: TypeAlias = Sequence[tuple[Run, Run]]
-"""Runs, each with the one that it is compared with, which comes first and is at least as long."""
+"""Pairs (base, run) to compare; the base run is at least as long."""
 
 _FLOAT_ROUNDING = 1e-3
-"""Of one clip norm: what a float32 sum of the few records of an audit may be off. A grid has none."""
+"""Rounding error, in clip norms, of a float32 sum of an audit's few records. Grid sums are exact."""
 
 _FLOAT_NOISE = 0.01
-"""Of the noise's std: what noise may differ by on other records, in floats. A grid's may by nothing."""
+"""Tolerance, in stds of the noise, for floating-point noise on other records. Grid noise must be equal."""
 
 
 def shift(check: str, relation: str, pairs: Pairs, charged: Sequence[Charge | None]) -> Finding:
-    """How far totals move, at each release of the longest run in units of what is charged for it."""
+    """Compares how far totals move with the shift charged for each release."""
     worst, moved, excess, exact, largest = 0.0, 0, False, True, 0
     for left, right in pairs:
         for one, other, charge in zip(left.calls, right.calls, charged, strict=False):
@@ -48,7 +48,7 @@ def shift(check: str, relation: str, pairs: Pairs, charged: Sequence[Charge | No
                 over = not distance <= bound + _FLOAT_ROUNDING * one.layout.clip_norm
                 relative = distance / bound if bound else math.inf * (distance > 0)
             else:
-                # Python's integers: no square overflows and nothing is rounded.
+                # Python integers: no square overflows, and nothing is rounded.
                 square = sum(int(value) ** 2 for value in (one.total - other.total).tolist())
                 most = allowed(getattr(charge, relation), one.layout.bound)
                 over = square > most
@@ -74,9 +74,9 @@ def shift(check: str, relation: str, pairs: Pairs, charged: Sequence[Charge | No
 
 
 def allowed(shift: float, bound: int) -> int:
-    """The largest squared move in grid steps: ⌊K²⌋ for one record, 4·⌊K²⌋ for two of them.
+    """Returns the largest squared move in grid steps: ⌊K²⌋ for one record, 4·⌊K²⌋ for two.
 
-    A surplus makes ``shift`` no whole number: then ⌊(shift · K)²⌋, of which K² < ⌊K²⌋ + 1 is known.
+    With a surplus ``shift`` is not whole. The result is then a bound on ⌊(shift · K)²⌋, by K² < ⌊K²⌋ + 1.
     """
     if shift == int(shift):
         return int(shift) ** 2 * bound
@@ -84,7 +84,7 @@ def allowed(shift: float, bound: int) -> int:
 
 
 def flow(pairs: Pairs) -> Finding:
-    """Whether the runs make the same releases, of the same arrays, and answers of the same layout."""
+    """Checks that runs make the same releases, of the same arrays, and answers of the same layout."""
 
     def same(one: Run, run: Run) -> bool:
         base = _upto(one, run)
@@ -110,12 +110,12 @@ def flow(pairs: Pairs) -> Finding:
 
 
 def messages(pairs: Pairs) -> Finding:
-    """Whether equal outputs give messages that are equal to the byte."""
+    """Checks that equal outputs give byte-equal messages."""
 
     def same(one: Run, run: Run) -> bool:
         base = _upto(one, run)
         if [call.layout for call in run.calls] != [call.layout for call in base.calls]:
-            return True  # told by the control flow
+            return True  # reported by `flow`
         return run.payloads == base.payloads
 
     base = pairs[0][0]
@@ -134,14 +134,14 @@ def messages(pairs: Pairs) -> Finding:
 
 
 def noise(pairs: Pairs) -> Finding:
-    """Whether the noise itself, and the keys of noise and batches, are the same on other records."""
+    """Checks that the noise, and the keys of noise and batches, are the same on other records."""
     keys, differing, largest, compared = 0, 0, 0.0, 0
     for left, right in pairs:
-        # Batches have no layout: where one run drew fewer, those are the ones that compare.
+        # Draws have no layout: if one run has fewer, compare those.
         keys += sum(one != other for one, other in zip(left.draws, right.draws, strict=False))
         for one, other in zip(left.calls, right.calls, strict=False):
             if one.layout != other.layout:
-                continue  # told by the control flow
+                continue  # reported by `flow`
             compared += 1
             keys += one.key != other.key
             apart = float(np.abs(one.residual - other.residual).max(initial=0.0))
@@ -161,14 +161,14 @@ def noise(pairs: Pairs) -> Finding:
         "on other records the same noise is added, from the same key",
         "the key of noise or of a batch depends on records"
         if keys
-        else "how much noise is added depends on records: it tells of them, and its scale holds for "
-        "none",
+        else "how much noise is added depends on records: it reveals something about them, and no "
+        "test of its scale holds",
         {"differ": differing, "releases": compared, "keys": keys},
     )
 
 
 def repeats(base: Run, again: Run) -> Finding:
-    """The same keys, tasks, outputs and records must give the same totals; else nothing compares."""
+    """Checks that equal keys, tasks, outputs and records give equal totals, as all comparisons assume."""
     passed = (
         len(base.calls) == len(again.calls)
         and all(
@@ -176,7 +176,7 @@ def repeats(base: Run, again: Run) -> Finding:
             for one, other in zip(base.calls, again.calls, strict=False)
         )
         and base.refusals == again.refusals
-        # Without a recorder messages hold their noise; that comes from the same keys.
+        # Without a recorder messages contain their noise, which comes from the same keys.
         and base.payloads == again.payloads
     )
     return judged(
@@ -191,7 +191,7 @@ def repeats(base: Run, again: Run) -> Finding:
 
 
 def padding(base: Run, stained: Run) -> Finding:
-    """Whether slots that hold no record count for nothing, whatever stands in them."""
+    """Checks that the contents of empty slots do not matter."""
     pairs = list(zip(base.calls, stained.calls, strict=False))
     moved = sum(not np.array_equal(one.total, other.total) for one, other in pairs)
     return judged(
@@ -199,20 +199,21 @@ def padding(base: Run, stained: Run) -> Finding:
         "empty slots count for nothing",
         not moved,
         f"{moved} of {len(pairs)} totals moved",
-        "what stands in a slot without a record enters no total",
+        "the contents of a slot without a record enter no total",
         "a slot without a record enters the totals: the mask of the records is ignored",
         {"moved": moved},
     )
 
 
 def without_earlier_noise(base: Run, other: Run) -> Finding:
-    """Whether totals stay as they are, given the tasks, when earlier noise was another.
+    """Checks that totals, given the tasks, do not depend on the client's earlier noise.
 
-    What sums over clients are priced for: noise that a client keeps, and answers by, is in no sum's price.
+    The price of sums over clients assumes this: it does not cover noise that a client keeps and uses in a
+    later answer.
     """
     pairs = list(zip(base.calls, other.calls, strict=False))
     moved = sum(not np.array_equal(one.total, two.total) for one, two in pairs)
-    # What left shows whether the noise was another indeed; a call notes what it would have been.
+    # Messages show whether other noise was indeed used; calls record the noise before replacement.
     drawn = sum(one != two for one, two in zip(base.payloads, other.payloads, strict=False))
     passed = not moved and len(base.calls) == len(other.calls)
     return Finding(
@@ -228,12 +229,12 @@ def without_earlier_noise(base: Run, other: Run) -> Finding:
 
 
 def metrics(again: tuple[Run, Run], pairs: Pairs, charged: Sequence[Any]) -> Finding:
-    """Whether what a solver tells as public or released is the same on neighbouring data."""
+    """Checks that metrics typed public or released are the same on neighbouring data."""
     everything = [again, *pairs]
     names = sorted(
         {name for pair in everything for run in pair for told in run.told for name in told}
     )
-    # One that varies on the same data shows nothing, neither way: a running time does.
+    # A metric that varies on the same data, such as a running time, shows nothing either way.
     unsteady = _differing([again])
     wrong = _differing(pairs) - unsteady
     priced = {event for told in again[0].told for _, event in told.values() if event is not None}
@@ -242,10 +243,10 @@ def metrics(again: tuple[Run, Run], pairs: Pairs, charged: Sequence[Any]) -> Fin
     meaning = "they do not depend on records, given the noised totals"
     if wrong:
         meaning = (
-            f"differs between neighbouring data, and is told as fit to leave: {_listed(wrong)}"
+            f"differs between neighbouring data, but is declared fit to leave: {_listed(wrong)}"
         )
     elif unpaid:
-        meaning = "a metric is told as released at a price that is not charged"
+        meaning = "a metric is declared released at a price that is not charged"
     elif unsteady:
         meaning = f"not the same twice on the same data, so not checked: {_listed(unsteady)}"
     return Finding(
@@ -273,7 +274,7 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def _upto(base: Run, run: Run) -> Run:
-    """As much of ``base`` as ``run`` was meant to do."""
+    """Returns the part of ``base`` that covers the visits of ``run``."""
     visits = run.visits
     return base._replace(
         calls=base.calls[: visits * (len(base.calls) // max(1, len(base.tasks)))],

@@ -1,4 +1,4 @@
-"""Tests the sampler alone, over thousands of draws, against the price that it claims."""
+"""Tests the sampler by itself, over thousands of draws, against the price that it claims."""
 
 import math
 from typing import Any
@@ -16,10 +16,10 @@ from fedvi.typing import Key
 __all__ = ["check_sampler"]
 
 _SIMULATED = 20_000
-"""Simulated shards: a p-value of 1 in 10,000 is the least that is not 0."""
+"""Number of simulated shards: the smallest p-value above 0 is 1 in 10,000."""
 
 _MANY = 50.0
-"""A binomial of this variance is close enough to normal: a p of 1e-4 is off by a tenth."""
+"""Variance from which a binomial is treated as normal: a p of 1e-4 is then off by a tenth."""
 
 
 def check_sampler(sampler: Sampler, step: events.Event, slots: int, key: Key) -> list[Finding]:
@@ -28,9 +28,9 @@ def check_sampler(sampler: Sampler, step: events.Event, slots: int, key: Key) ->
     Each check fails by chance once in ten thousand.
 
     Args:
-      sampler: as shipped.
-      step: the event that one draw is charged as.
-      slots: the number of slots of a shard; all filled.
+      sampler: the sampler under audit.
+      step: the event at which one draw is charged.
+      slots: the number of slots of a shard; all are filled.
       key: for the audit's draws.
     """
     draws = int(np.clip(2_000_000 // max(slots, sampler.capacity), 50, 4000))
@@ -130,9 +130,9 @@ def _draws(sampler: Sampler, slots: int, keys: Any) -> tuple[np.ndarray, np.ndar
 def _spread_chance(counts: np.ndarray, draws: int, rate: float, poisson: bool) -> float:
     """Two-sided p-value of Σ (kᵢ − nq)² over slots, where slot i is in kᵢ of n batches.
 
-    Under Poisson sampling the kᵢ are independent binomials. Where nq is small, their squares vary
-    far more than χ² says, so that the law is simulated: it depends on how many slots have which k
-    alone. In batches of fixed size the terms of one draw cancel, and χ² holds at any rate.
+    Under Poisson sampling the kᵢ are independent binomials. If nq is small, their squares vary far more
+    than χ², so the law is simulated from the number of slots with each value of k. In batches of fixed
+    size the terms of one draw cancel, and χ² holds at any rate.
     """
     mean, variance = rate * draws, draws * rate * (1.0 - rate)
     spread = float(((counts - mean) ** 2).sum())

@@ -1,8 +1,8 @@
-"""Searches for the records that put a solver's clips under the most stress.
+"""Searches for the records that stress a solver's clips the most.
 
-A study's own columns may never make a gradient and a curvature matter at once, and a fault that shows in
-other columns alone is a fault all the same: what a clip promises, it promises for every record. So a record
-stands alone in its shard, against an empty one and against another record, at several posteriors.
+A clip must hold for every record. A fault counts even if it shows only in columns unlike the study's own,
+which may never make a gradient and a curvature matter at once. So each candidate record is placed alone in
+a shard, and compared with an empty shard and with other records, at several posteriors.
 """
 
 import dataclasses
@@ -24,34 +24,34 @@ from fedvi.updates.base import LocalSolver, Shard, Task
 __all__ = ["SLOTS", "Own", "Search", "check_extremes"]
 
 SLOTS = 8
-"""Slots of the shards that are tried: few, so that many records can be."""
+"""Slots of the tried shards: few, so that many records can be tried."""
 
 _CORNERS = 12
-"""Records that are tried as they are; all of them are there to be stretched."""
+"""How many of the given records are tried unchanged; all of them may be stretched."""
 
 _FACTORS = (1.0, 1e-3, 30.0, -1e3, 1e6, 1e15, 1e30)
 _KEPT = 24
-"""Records of which all pairs are compared."""
+"""The most records kept; all pairs of them are compared."""
 
 _HALVES = 2
-"""Random halves of a total's numbers that are climbed on."""
+"""Number of random halves of a total's numbers that are maximised."""
 
 _FOLLOWED = 6
-"""Records of each posterior that are tried in a batch of the study's size as well."""
+"""Records of each posterior that are also tried in a batch of the study's size."""
 
 _PUT_TO_THE_TEST = 0.9
-"""The share of the charged shift that a search should reach, or the clip was never needed."""
+"""The share of the charged shift that a search must reach; below it, the clip was hardly tested."""
 
 
 @dataclasses.dataclass
 class Search:
-    """How long records are looked for.
+    """The effort of a search.
 
     Attributes:
       climbs: changes of the worst records that are tried at each posterior.
-      until: on ``time.monotonic``'s clock, or never.
+      until: deadline on ``time.monotonic``'s clock; None for no limit.
       seed: of the changes.
-      by_gradient: the share of the changes that follows a gradient.
+      by_gradient: the share of the changes that follow a gradient.
     """
 
     climbs: int = 60
@@ -60,7 +60,7 @@ class Search:
     by_gradient: float = 0.75
 
     def is_over(self) -> bool:
-        """Says whether no time is left."""
+        """Whether no time is left."""
         return self.until is not None and time.monotonic() > self.until
 
 
@@ -69,8 +69,8 @@ class Own(NamedTuple):
 
     Attributes:
       solver: built with ``recorder``, and a sampler that takes all of ``slots``.
-      recorder: around the mechanism.
-      slots: as many as a batch of the study has rows.
+      recorder: wraps the mechanism.
+      slots: the number of rows of the study's batches.
     """
 
     solver: LocalSolver
@@ -94,27 +94,27 @@ def check_extremes(
     slots: int = SLOTS,
     own: Own | None = None,
 ) -> list[Finding]:
-    """Looks for records that move a total as far as possible, and compares that with what is charged.
+    """Looks for records that move a total as far as possible, and compares that with the charged shift.
 
-    The records that are given are stretched and shrunk by array, up to 1e30, and set to zero; the worst
-    of them are then changed, along a gradient and at random, as long as that makes them worse. Where a clip
-    holds, a total is as long as it may be wherever one looks, and has no gradient. So the search climbs
-    on parts of it as well, each array and halves drawn at random: where a part has the whole length, a
-    clip that leaves that part out, or counts it wrong, lets most through.
+    The given records are scaled by array, up to 1e30, and set to zero. The worst of them are then changed,
+    along a gradient and at random, as long as that makes them worse. If a clip holds, many totals have
+    exactly the clip norm, where the norm has no gradient. So the search also maximises parts of a total:
+    single arrays and random halves. A faulty clip that omits or miscounts a part lets most through where
+    that part has the whole norm.
 
     Args:
       solver: built with ``recorder`` as its mechanism, and a sampler that takes all of ``slots``.
-      tasks: one for each posterior, by a name for it.
+      tasks: one task for each posterior, by the posterior's name.
       rows: records to begin with, [n, …] each: corners of the schema's bounds, rare levels, all outcomes.
-      search: how long.
+      search: the effort.
       slots: of a shard.
-      own: the same solver for as many rows as the study's batches have, where sums may be made otherwise.
+      own: the same solver at the study's batch size, where sums may be computed in another way.
     """
     hunts = [
         _Hunt(name, solver, recorder, keys, task, rows, search, slots)
         for name, task in tasks.items()
     ]
-    # A part of the time for each, and what one does not need is for those that follow.
+    # Each hunt gets an equal share of the time left, so that unused time goes to the later ones.
     for index, hunt in enumerate(hunts):
         hunt.run(_share(search.until, len(hunts) - index))
     untried = [hunt.name for hunt in hunts if not hunt.finished]
@@ -148,14 +148,14 @@ def check_extremes(
             not silent,
             "each was answered" if not silent else f"not answered: {', '.join(silent)}",
             "no record makes a client fall silent",
-            "that a client falls silent tells of its records",
+            "a client that falls silent reveals something about its records",
         )
     )
     return found
 
 
 def _moves(hunts: "Sequence[_Hunt]", solver: LocalSolver, where: str) -> list[Finding]:
-    """Compares how far the worst records of all posteriors move totals with what is charged."""
+    """Compares how far the worst records of all posteriors move totals with the charged shifts."""
     charged, count = charges(solver.cost), sum(hunt.count for hunt in hunts)
     added = [pair for hunt in hunts for pair in hunt.added]
     swapped = [pair for hunt in hunts for pair in hunt.swapped()]
@@ -175,7 +175,7 @@ def _moves(hunts: "Sequence[_Hunt]", solver: LocalSolver, where: str) -> list[Fi
 
 
 def _at_own_size(hunts: "Sequence[_Hunt]", own: Own, keys: Keys, search: Search) -> list[Finding]:
-    """Tries some of the worst records again, in batches of as many rows as the study's."""
+    """Tries some of the worst records again in batches of the study's size."""
     again, where = [], ", in a whole batch"
     for hunt in hunts:
         if search.is_over():
@@ -232,7 +232,7 @@ class _Hunt:
             over = until is not None and time.monotonic() > until
             return self.count - first < climbed and not over
 
-        # From what changes at random came to; and what is left where gradients end is theirs again.
+        # Gradients start from the results of random changes, which also get the climbs left over.
         self._change(functools.partial(may_go_on, climbs - steep))
         for part in _parts(self._base, self._generator):
             self._ascend(part, functools.partial(may_go_on, climbs))
@@ -245,7 +245,7 @@ class _Hunt:
             self._try(self._changed(start.row))
 
     def _ascend(self, part: "_Part", may_go_on: Callable[[], bool]) -> None:
-        """Climbs from the record that moves this part of a total furthest."""
+        """Climbs from the record that moves this part of a total the furthest."""
         free = [name for name, column in self._rows.items() if _is_free(name, column)]
         if not free or not self._best:
             return
@@ -259,7 +259,7 @@ class _Hunt:
         ascent.ascend(value, numbers.at, found, may_go_on, self._generator)
 
     def of(self, own: Own, keys: Keys) -> "_Hunt":
-        """Returns a search at the same posterior, of another solver and size."""
+        """Returns a search at the same posterior with another solver and size."""
         return _Hunt(
             self.name,
             own.solver,
@@ -272,11 +272,11 @@ class _Hunt:
         )
 
     def worst_rows(self) -> list[Mapping[str, np.ndarray]]:
-        """Some of the worst records, from the worst on."""
+        """Returns some of the worst records, the worst first."""
         return [tried.row for tried in self._best[:: _KEPT // _FOLLOWED]]
 
     def follow(self, rows: Sequence[Mapping[str, np.ndarray]]) -> None:
-        """Tries these records and no others."""
+        """Tries only these records."""
         self._base = self._runner.first(self._task.client, 1, self._shard(None))
         for row in rows:
             self._try(row)
@@ -284,11 +284,11 @@ class _Hunt:
 
     @property
     def added(self) -> list[tuple[Run, Run]]:
-        """The worst records, each with an empty shard; also of a search that was cut short."""
+        """Pairs of an empty shard with each of the worst records, even if the search was cut short."""
         return [(self._base, tried.run) for tried in self._best]
 
     def swapped(self) -> list[tuple[Run, Run]]:
-        """Pairs of the worst records, those first that move totals apart."""
+        """Returns all pairs of the worst records."""
         runs = [tried.run for tried in self._best]
         return [(one, other) for at, one in enumerate(runs) for other in runs[:at]]
 
@@ -301,14 +301,14 @@ class _Hunt:
         ratio = self._ratio(run)
         self.moved += ratio > 0.0
         self._best.append(_Tried(ratio, row, run))
-        # Of equal ratios the later ones stay: directions differ, and pairs of them are what counts.
+        # Records with equal ratios are kept too: they move totals in different directions, as pairs need.
         self._best.sort(key=lambda tried: -tried.ratio)
         if len(self._best) > _KEPT:
             self._drop()
         return run
 
     def _drop(self) -> None:
-        """Leaves out the one that moves totals least, or one that moves them as another does."""
+        """Drops the record that moves totals least, or one that moves them almost as another does."""
         last = self._best[-1]
         if last.ratio <= 0.5 * self._best[0].ratio:
             self._best.pop()
@@ -316,11 +316,11 @@ class _Hunt:
         firsts = np.stack([_direction(tried.run, self._base) for tried in self._best])
         alike = firsts @ firsts.T
         np.fill_diagonal(alike, -np.inf)
-        # The second of the two that are most alike.
+        # The worse-ranked of the two most similar records.
         self._best.pop(max(np.unravel_index(int(alike.argmax()), alike.shape)))
 
     def _ratio(self, run: Run, part: "_Part | None" = None) -> float:
-        """How far a record moves a total, or a part of it, in units of what is charged for the whole."""
+        """Returns how far a record moves a total, or a part of it, in units of the charged shift."""
         worst = 0.0
         for one, other, charge in zip(self._base.calls, run.calls, self._charged, strict=False):
             if charge is None or one.total.shape != other.total.shape:
@@ -328,7 +328,7 @@ class _Hunt:
             unit = one.layout.clip_norm / (one.layout.step or 1.0)
             moved = (one.total - other.total).astype(np.float64)
             distance = np.linalg.norm(moved if part is None else moved[part(one)])
-            # What is no number stays: of all records that one must not sink among the harmless.
+            # `maximum` keeps NaN, so that such a record does not rank as harmless.
             worst = float(np.maximum(worst, distance / (unit * charge.add_remove)))
         return worst if np.isfinite(worst) else float(np.finfo(np.float64).max)
 
@@ -344,7 +344,7 @@ class _Hunt:
         return Shard(records, mask)
 
     def _stretched(self) -> list[dict[str, np.ndarray]]:
-        """The rows as they are, each array of theirs as zero, and stretched by array."""
+        """Returns some rows unchanged, and rows scaled by array, with and without their other arrays."""
         count = len(next(iter(self._rows.values())))
         whole = [{name: column[at] for name, column in self._rows.items()} for at in range(count)]
         wide = [name for name, column in self._rows.items() if _is_free(name, column)]
@@ -360,7 +360,7 @@ class _Hunt:
         return found
 
     def _changed(self, row: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """One change of a row: some of its numbers grow, shrink, turn around or become zero."""
+        """Returns a random change of a row: some numbers grow, shrink, change sign or become zero."""
         draw = self._generator
         changed = {}
         for name, value in row.items():
@@ -375,11 +375,11 @@ class _Hunt:
 
 
 _Part = Callable[[Call], Any]
-"""A release → which of its numbers."""
+"""Selects some numbers of a release's total."""
 
 
 def _parts(base: Run, generator: np.random.Generator) -> list[_Part]:
-    """The whole of a total, each array of the first release if it has several, and random halves."""
+    """Returns the parts to maximise: the whole total, its arrays if there are several, random halves."""
     count = len(base.calls[0].layout.leaves) if base.calls else 1
 
     def half(seed: int, call: Call) -> Any:
@@ -397,7 +397,7 @@ def _parts(base: Run, generator: np.random.Generator) -> list[_Part]:
 
 
 def _is_free(name: str, column: np.ndarray) -> bool:
-    """Whether an array may hold any number: indices and flags stay in the range of the schema."""
+    """Whether an array may hold any number; indices and flags must stay in the schema's range."""
     return name != IDS and np.asarray(column).dtype.kind == "f"
 
 
@@ -407,7 +407,7 @@ def _times(value: Any, factor: Any) -> np.ndarray:
 
 
 def _direction(run: Run, base: Run) -> np.ndarray:
-    """Where a record moves the totals of the first releases, as a vector of length 1."""
+    """Returns the unit vector in which a record moves the totals of the first two releases."""
     parts = [
         (other.total - one.total).astype(np.float64)
         for one, other in zip(base.calls[:2], run.calls[:2], strict=False)

@@ -1,4 +1,4 @@
-"""Defines an audit's result: one finding a check, and the verdict over all of them."""
+"""Defines an audit's result: one finding for each check, and the verdict over all of them."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -24,9 +24,9 @@ class Finding(NamedTuple):
     Attributes:
       layer: "price", "client", "sums", "worst", "one table", "replay", "sampler" or "profile".
       check: what was checked, in a few words.
-      passed: whether it holds; None where there is no verdict, which is no pass.
-      figure: the numbers that were found, as a line of text.
-      meaning: in words, what the outcome says about the claim.
+      passed: whether it holds; None if there is no verdict, which is not a pass.
+      figure: the measured numbers, as a line of text.
+      meaning: the outcome's consequence for the claim, in words.
       numbers: the same figures for programs; JSON values.
     """
 
@@ -47,7 +47,7 @@ def judged(
     bad: str,
     numbers: Mapping[str, Any] = MappingProxyType({}),
 ) -> Finding:
-    """Returns the finding of a check that came to a verdict, with what that means: ``good`` or ``bad``."""
+    """Returns the finding of a check with a verdict; its meaning is ``good`` or ``bad``."""
     return Finding(layer, check, passed, figure, good if passed else bad, dict(numbers))
 
 
@@ -57,7 +57,7 @@ def not_checked(layer: str, check: str, why: str) -> Finding:
 
 
 def has_failed(findings: Iterable[Finding]) -> bool:
-    """Says whether any check failed; one without a verdict did not.
+    """Whether any check failed; a check without a verdict has not failed.
 
     >>> has_failed([Finding("replay", "keys", None, "", "")])
     False
@@ -66,7 +66,7 @@ def has_failed(findings: Iterable[Finding]) -> bool:
 
 
 def unchecked(findings: Iterable[Finding]) -> list[Finding]:
-    """Lists the checks that came to no verdict.
+    """Lists the checks without a verdict.
 
     >>> [finding.check for finding in unchecked([Finding("replay", "keys", None, "", "")])]
     ['keys']

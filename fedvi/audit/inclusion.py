@@ -1,7 +1,7 @@
 """Tests whether records enter batches as often as the price assumes.
 
-A shard holds one record alone, or copies of it in a group of slots. A total then differs from that of
-an empty shard exactly where one of the group is in the batch, however the solver picks its batches.
+A shard holds a single record, or copies of it in a group of slots. A total then differs from that of an
+empty shard exactly if a slot of the group is in the batch, however the solver draws its batches.
 """
 
 import functools
@@ -18,16 +18,16 @@ from fedvi.audit.noise import FALSE_ALARM
 __all__ = ["check_inclusion", "check_sampling_keys"]
 
 _DRAWS = 20_000
-"""Simulated laws of a sampler; a check fails by chance twice in so many."""
+"""Number of simulations of a sampler's law; a check fails by chance twice in this many."""
 
 
 def check_inclusion(
     inside: np.ndarray, groups: Sequence[np.ndarray], slots: int, charges: Sequence[Charge]
 ) -> list[Finding]:
-    """Tests which groups of slots were in which batch against the rates that were charged.
+    """Compares the batches that each group of slots was in with the charged rates.
 
-    Rate, independence and sizes fail by chance about once in ten thousand each, since their laws are
-    simulated; favoured slots and repeated batches once in a million at most.
+    The checks of rate, independence and sizes, whose laws are simulated, fail by chance about once in ten
+    thousand each; those of favoured slots and repeated batches at most once in a million.
 
     Args:
       inside: bool [groups, releases].
@@ -46,7 +46,7 @@ def check_inclusion(
             )
         ]
     sizes = np.array([len(group) for group in groups])
-    # One law of batches at a time: a study may mix several.
+    # Each law of batches is tested separately: a study may mix several.
     laws = list(dict.fromkeys(charge.law for charge in charges))
     findings = []
     for law in laws:
@@ -61,10 +61,10 @@ def check_inclusion(
 
 
 def check_sampling_keys(draws: Sequence[bytes] | None, noise: Sequence[bytes]) -> Finding:
-    """Tests that no two draws of batches share a key, nor one with noise.
+    """Tests that no two draws of batches share a key, and that none shares a key with noise.
 
     Args:
-      draws: the key of every draw of a batch; None if the sampler was not watched.
+      draws: the key of every draw of a batch; None if the sampler was not recorded.
       noise: the key of every release.
     """
     if not draws:
@@ -93,14 +93,14 @@ def _one_law(inside: np.ndarray, sizes: np.ndarray, charge: Charge, where: str) 
     chances = np.array([charge.any_of(int(size)) for size in sizes])
     count, expected = int(inside.sum()), float(chances.sum()) * steps
     if charge.rate == 1.0:
-        # Fewer than all: the record's contribution was zero. More is not possible.
+        # Fewer inclusions than expected mean a contribution of zero; more are impossible.
         return [_rate(True, count, inside.size, expected, where, 1.0)]
     generator = np.random.default_rng(0)
     simulated = generator.binomial(steps, chances, (_DRAWS, len(sizes)))
     chance = _outside(float(count), simulated.sum(axis=1))
     findings = [_rate(chance > 0.0, count, inside.size, expected, where, chance)]
     rows = inside.sum(axis=1)
-    # Each group's own variance, so that groups of other sizes weigh no more than they tell.
+    # Divide by each group's own variance, so that groups of all sizes get their proper weight.
     scale = np.maximum(steps * chances * (1.0 - chances), 1e-12)
     chance = _outside(
         float(((rows - steps * chances) ** 2 / scale).sum()),
@@ -121,7 +121,7 @@ def _one_law(inside: np.ndarray, sizes: np.ndarray, charge: Charge, where: str) 
         columns = inside.sum(axis=0)
         groups = np.arange(len(sizes) + 1)
         law = functools.reduce(np.convolve, [np.array([1.0 - c, c]) for c in chances])
-        # Of all releases it matters only how many had how many groups.
+        # Only the number of releases with each count of groups matters.
         drawn = generator.multinomial(steps, law / law.sum(), _DRAWS)
         away = (groups - float(chances.sum())) ** 2
         chance = _outside(float(away[columns].sum()), drawn @ away)
@@ -138,7 +138,7 @@ def _one_law(inside: np.ndarray, sizes: np.ndarray, charge: Charge, where: str) 
 
 
 def _favoured(rows: np.ndarray, steps: int, chances: np.ndarray) -> Finding:
-    """Whether any one group is in too many batches, or too few: exactly binomial, group by group."""
+    """Tests whether any group is in too many or too few batches, by exact binomial tests."""
     law = scipy.stats.binom(steps, chances)
     tails = np.minimum(law.cdf(rows), law.sf(rows - 1))
     chance = min(1.0, 2.0 * len(rows) * float(tails.min()))
@@ -169,12 +169,12 @@ def _rate(
 
 
 def _repeated(inside: np.ndarray, sizes: np.ndarray, charges: Sequence[Charge]) -> Finding:
-    """Whether a batch resembles, or avoids, one that was any number of releases before it.
+    """Tests whether a batch resembles, or avoids, an earlier batch at any lag.
 
-    At a lag the pairs (t, t + ℓ) fall into two classes, ⌊t/ℓ⌋ even and odd; within a class no batch
-    is in two pairs, so that hits of both are independent over pairs. Over groups they are independent
-    or negatively associated. So P[hits ≥ k of n] ≤ exp(−n·KL(k/n ‖ mean chance)) (Hoeffding 1963),
-    and P[hits ≤ k] likewise.
+    At lag ℓ the pairs (t, t + ℓ) fall into two classes, ⌊t/ℓ⌋ even and odd. Within a class no batch is in
+    two pairs, so that joint hits are independent over pairs. Over groups they are independent or
+    negatively associated. So P[hits ≥ k of n] ≤ exp(−n·KL(k/n ‖ mean chance)) (Hoeffding 1963), and
+    P[hits ≤ k] likewise.
     """
     chances = np.stack(
         [[charge.any_of(int(size)) for size in sizes] for charge in charges], axis=1
@@ -204,7 +204,7 @@ def _repeated(inside: np.ndarray, sizes: np.ndarray, charges: Sequence[Charge]) 
         passed,
         f"p {chance:.2g} over all distances between {steps} batches",
         "no batch resembles or avoids another one",
-        f"who was in a batch is left out {at} releases later: batches are not independent"
+        f"records of a batch are left out {at} releases later: batches are not independent"
         if avoids
         else f"batches come again after {at} releases: a key of the sampler is used twice",
         {"p_value": chance, "lag": at},
@@ -212,7 +212,7 @@ def _repeated(inside: np.ndarray, sizes: np.ndarray, charges: Sequence[Charge]) 
 
 
 def _divergence(found: float, expected: float) -> float:
-    """KL of two coins."""
+    """Returns the Kullback–Leibler divergence of two Bernoulli laws."""
     return float(
         scipy.special.kl_div(found, expected) + scipy.special.kl_div(1 - found, 1 - expected)
     )
@@ -224,5 +224,5 @@ def _judged(check: str, chance: float, figure: str, good: str, bad: str) -> Find
 
 
 def _outside(found: float, simulated: np.ndarray) -> float:
-    """The share of simulated values at least as far out as ``found``, on its side, doubled."""
+    """Returns the two-sided p-value of ``found`` among simulated values."""
     return 2.0 * float(min((simulated <= found).mean(), (simulated >= found).mean()))

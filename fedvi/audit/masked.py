@@ -1,7 +1,7 @@
-"""Plays a round of secure sums: sites that mask, a server that adds, and an auditor who computes all anew.
+"""Audits a round of secure sums: recomputes independently what the sites mask and the server adds.
 
-The auditor has the sites' secrets, of whom none holds a record, and shares no code with the masks: HKDF is
-written out, and the stream comes from the cipher itself.
+The audit knows the secrets of its sites, which hold no records. It shares no code with the masks: HKDF is
+written out here, and the stream comes directly from the cipher.
 """
 
 import base64
@@ -50,15 +50,15 @@ _OVERDUE = 1e9
 
 
 class _Round(NamedTuple):
-    """What an auditor sees of a round.
+    """The auditor's view of a round.
 
     Attributes:
-      coordinator: that took the answers.
+      coordinator: received the answers.
       maskings: of the sites.
-      held: client → what its store held of keys when it had masked its answer.
+      held: client → the keys in its store after it masked its answer.
       tasks: client → its task.
       plain, masked: client → its answer.
-      late: who did not send it; empty if all did.
+      late: the client that did not send its answer; empty if all did.
     """
 
     coordinator: Coordinator
@@ -71,11 +71,11 @@ class _Round(NamedTuple):
 
 
 def check_masked(spec: ServerSpec, answers: Mapping[str, Payload]) -> list[Finding]:
-    """Plays one round of a study of secure sums; a finding for each thing that must hold.
+    """Plays one round of a study with secure sums, and returns a finding for each property.
 
     Args:
       spec: of the study, without ledgers and budget.
-      answers: client → a made-up answer, as it would be sent without masks.
+      answers: client → a made-up answer, in its form without masks.
     """
     found = _played(spec, answers)
     checks = [_sum(spec, found), _masks(spec, found), _once(found)]
@@ -90,12 +90,12 @@ def check_masked(spec: ServerSpec, answers: Mapping[str, Payload]) -> list[Findi
 def _played(
     spec: ServerSpec, answers: Mapping[str, Payload], late: str = "", turns: int = 2
 ) -> _Round:
-    """Plays a round; a site that is late has masked its answer, and is skipped before it sends it.
+    """Plays a round; a late site has masked its answer, and is skipped before it sends it.
 
     Args:
-      spec, answers: as of `check_masked`.
-      late: a site.
-      turns: how often sites that sent an answer ask for work then: they sign, and they open.
+      spec, answers: as in `check_masked`.
+      late: the late site; empty for none.
+      turns: how often the other sites then ask for work: first they sign, then they open.
     """
     gather = spec.gather
     assert gather is not None
@@ -114,7 +114,7 @@ def _played(
         links[name] = MaskedLink(MemoryLink(coordinator.handle), maskings[name])
         links[name].handle(Hello(name, spec.study_digest))
     tasks: dict[str, Task] = {}
-    # Keys, offers, and then all are handed their tasks.
+    # Three passes: keys, offers, tasks.
     for _ in range(3):
         for name, link in links.items():
             reply = link.handle(NextTask(name))
@@ -137,7 +137,7 @@ def _played(
 
 
 def _seal(store: MemoryClientStore, task: Task, payload: Payload) -> None:
-    """Writes an answer into a site's ledger, as its worker does."""
+    """Records an answer in a site's ledger, as its worker does."""
     release_id = f"{task.task_id}#0"
     book = ledgers.charge(store.ledger, release_id, codec.event_from(payload.event))
     store.reserve(book, release_id, bytes(SECRET_BYTES), b"")
@@ -150,7 +150,7 @@ def _worse(first: Finding, second: Finding) -> Finding:
 
 
 def _sum(spec: ServerSpec, found: _Round) -> Finding:
-    """Compares what the server folded with what it folds of answers that it sees."""
+    """Compares the fold of masked answers with a fold of the same answers without masks."""
     assert spec.gather is not None
     open_spec = spec._replace(gather=spec.gather._replace(bits=None))
     now = 0.0
@@ -171,14 +171,14 @@ def _sum(spec: ServerSpec, found: _Round) -> Finding:
         "a masked sum is the plain one",
         passed,
         "the same in every bit" if passed else "not the same",
-        "masks cancel, and the posterior is that of a server which sees every answer"
+        "masks cancel, and the posterior equals that of a server that sees every answer"
         if passed
-        else "masks do not cancel: the sum that is folded is not that of the answers",
+        else "masks do not cancel: the folded sum is not the sum of the answers",
     )
 
 
 def _masks(spec: ServerSpec, found: _Round) -> Finding:
-    """Computes every mask anew, from the sites' secrets."""
+    """Recomputes every mask from the sites' secrets."""
     gather = spec.gather
     assert gather is not None
     assert gather.bits is not None
@@ -222,7 +222,7 @@ def _masks(spec: ServerSpec, found: _Round) -> Finding:
 
 
 def _once(found: _Round) -> Finding:
-    """Asks a site, whose answer is sealed, for a second one behind the same mask."""
+    """Asks a site with a sealed answer for a second answer under the same mask."""
     name, masking = next(iter(found.maskings.items()))
     try:
         masking.mask(found.tasks[name], found.plain[name])
@@ -241,7 +241,7 @@ def _once(found: _Round) -> Finding:
 
 
 def _set(spec: ServerSpec, found: _Round) -> Finding:
-    """Asks a site that opened a sum to sign the set of all, once the late answer is there."""
+    """Asks a site that opened a sum to sign the set of all sites, once the late answer has come."""
     digests = tuple(found.masked[name].sha256 for name in spec.clients)
     visit = found.tasks[found.late].visit
     whole = Named(visit, tuple(spec.clients), digests).text.encode()
@@ -258,7 +258,7 @@ def _set(spec: ServerSpec, found: _Round) -> Finding:
 
 
 def _outside(spec: ServerSpec, found: _Round) -> Finding:
-    """Asks a site that is about to open a sum for its share of the late answer's mask, too."""
+    """Asks a site that is about to open a sum for its share of the late answer's mask as well."""
     name = spec.clients[0]
     sealed = next(t for t in found.masked[found.late].tensors if t.name == SHARES)
     parts = openings.parts(spec, found.coordinator.state, name)
@@ -276,7 +276,7 @@ def _outside(spec: ServerSpec, found: _Round) -> Finding:
 
 
 def _is_refused(masking: Masking, parts: tuple[bytes, ...]) -> bool:
-    """Whether a site sends nothing when it is asked to sign or open this."""
+    """Whether a site refuses to sign or open ``parts``, and sends nothing."""
     sent = []
 
     def handle(request: Request) -> Reply:

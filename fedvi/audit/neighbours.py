@@ -1,4 +1,4 @@
-"""Makes shards that differ in one record, and records meant to do harm."""
+"""Makes neighbouring shards, which differ in one record, and hostile records."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +11,11 @@ from fedvi.updates.base import Shard
 __all__ = ["few", "filled", "first", "groups", "hostile", "spread", "stained", "tried", "without"]
 
 _MOST = 32
-"""Shards with one record taken away, and groups of slots, at most."""
+"""The most shards with one record removed, and the most groups of slots."""
 
 
 def spread(shard: Shard) -> Shard:
-    """Moves the records to slots all over the shard, so that no part of it is left untried."""
+    """Spreads the records over all slots of the shard, so that every part of it is tested."""
     valid = np.flatnonzero(shard.mask)
     capacity = len(shard.mask)
     places = np.linspace(0, capacity - 1, len(valid)).round().astype(int)
@@ -30,25 +30,25 @@ def spread(shard: Shard) -> Shard:
 
 
 def without(shard: Shard) -> list[Shard]:
-    """The shard without one of its records, each of up to 32 in turn, evenly spread."""
+    """Returns up to 32 shards, each without one record; the removed records are evenly spread."""
     valid = np.flatnonzero(shard.mask)
     return [_masked(shard, valid[valid != slot]) for slot in tried(shard)]
 
 
 def tried(shard: Shard) -> np.ndarray:
-    """The slots of the records that ``without`` takes away."""
+    """Returns the slots of the records that ``without`` removes."""
     valid = np.flatnonzero(shard.mask)
     places = np.linspace(0, len(valid) - 1, min(len(valid), _MOST)).round().astype(int)
     return np.asarray(valid[places])
 
 
 def few(shard: Shard, changed: int) -> list[Shard]:
-    """An empty shard, and one of the record in slot ``changed`` alone."""
+    """Returns an empty shard, and a shard with only the record of slot ``changed``."""
     return [_masked(shard, []), _masked(shard, [changed])]
 
 
 def stained(shard: Shard, changed: int) -> Shard:
-    """The same records, and a copy of that of slot ``changed`` in every slot that holds none."""
+    """Returns the shard with a copy of the record of slot ``changed`` in every empty slot."""
     copied = filled(shard, changed, np.arange(len(shard.mask))).records
     records = {
         name: np.where(shard.mask.reshape(-1, *[1] * (np.ndim(column) - 1)), column, copied[name])
@@ -58,7 +58,7 @@ def stained(shard: Shard, changed: int) -> Shard:
 
 
 def first(shard: Shard, slots: int) -> Shard:
-    """The first records of a shard, in one of so few slots."""
+    """Returns a shard of ``slots`` slots with the first records."""
     chosen = np.flatnonzero(shard.mask)[:slots]
     room = slots - len(chosen)
     records = {
@@ -71,10 +71,10 @@ def first(shard: Shard, slots: int) -> Shard:
 
 
 def groups(slots: int, rate: float) -> list[np.ndarray]:
-    """Up to 32 disjoint groups of slots, all slots together where the rate allows it.
+    """Returns up to 32 disjoint groups of slots, which cover all slots if the rate allows it.
 
-    A group is so small that it is expected at most once in a batch: else it would always show, and
-    a slot that is drawn too often would not be told from the others.
+    A group is so small that a batch is expected to hold at most one of its slots. A larger group would be
+    in almost every batch, and hide a slot that is drawn too often.
     """
     size = max(1, min(math.ceil(slots / _MOST), math.floor(1.0 / rate)))
     order = np.random.default_rng(0).permutation(slots)
@@ -82,7 +82,7 @@ def groups(slots: int, rate: float) -> list[np.ndarray]:
 
 
 def filled(shard: Shard, changed: int, slots: Sequence[int] | np.ndarray) -> Shard:
-    """A shard with a copy of the record of slot ``changed`` in each of ``slots``, and nothing else."""
+    """Returns a shard with copies of the record of slot ``changed`` in ``slots`` and no other record."""
     records = {}
     for name, column in shard.records.items():
         copied = np.zeros_like(np.asarray(column))
@@ -94,7 +94,7 @@ def filled(shard: Shard, changed: int, slots: Sequence[int] | np.ndarray) -> Sha
 
 
 def hostile(shard: Shard, changed: int) -> Iterator[tuple[str, Shard]]:
-    """Shards in which the record of slot ``changed`` became another, as bad as its dtype allows."""
+    """Yields named shards in which a hostile record replaces that of slot ``changed``."""
     other = next(slot for slot in np.flatnonzero(shard.mask) if slot != changed)
 
     def edited(fn: Callable[[np.ndarray], Any]) -> Shard:
@@ -106,7 +106,7 @@ def hostile(shard: Shard, changed: int) -> Iterator[tuple[str, Shard]]:
         return Shard(records, shard.mask)
 
     def all_of(value: float) -> Callable[[np.ndarray], Any]:
-        # Indices and flags stay in the range that the schema allows.
+        # Indices and flags must stay in the schema's range.
         return lambda old: np.full_like(old, value) if old.dtype.kind == "f" else old
 
     yield "1e30", edited(all_of(1e30))
@@ -129,7 +129,7 @@ def _copied(shard: Shard, source: int, target: int) -> Shard:
 
 
 def _masked(shard: Shard, kept: Any) -> Shard:
-    """Only the records in ``kept``; the rows of the others are zero, as a shard's padding is."""
+    """Keeps only the records in ``kept``; other rows become zero, like a shard's padding."""
     mask = np.zeros_like(np.asarray(shard.mask, bool))
     mask[np.asarray(kept, int)] = True
     records = {}

@@ -1,4 +1,4 @@
-"""Tests whether the noise that was drawn has the law that was charged for, and is fresh."""
+"""Tests whether the drawn noise is fresh and has the charged distribution."""
 
 import itertools
 from collections.abc import Sequence
@@ -15,24 +15,25 @@ from fedvi.audit.recording import Call
 __all__ = ["FALSE_ALARM", "check_noise"]
 
 FALSE_ALARM = 1e-6
-"""How often one check of correct noise fails by chance."""
+"""The probability that one check of correct noise fails by chance."""
 
 _BLOCK = 1024
 
 _TAILS = tuple(np.linspace(2.02, 4.02, 21).tolist())
-"""Sds beyond which numbers are counted: what is cut off there hardly moves a distribution function.
+"""Thresholds, in sds, beyond which numbers are counted; a distribution function hardly shows cut tails.
 
-A little beyond tenths, which are what somebody cuts at: a grid rounds up.
+They lie a little above multiples of 0.1, which are likely cuts: a grid rounds up.
 """
 
 _AS_CHARGED = 0.05
-"""A scale that is no further off counts as the charged one: its own check says if it is not."""
+"""Relative deviation up to which the scale counts as the charged one here; `_scale` tests it exactly."""
 
 _FEWEST_NUMBERS = 4
-"""Of releases that are compared in pairs: of 2,000 none are parallel on a grid of 4,096 steps a std."""
+"""Fewest numbers of releases that are compared in pairs: on a grid of 4,096 steps a std, no two of 2,000
+such releases are parallel by chance."""
 
 _MOST_NUMBERS = 2000
-"""Of one release, that are compared with each other: as many, evenly spread, if there are more."""
+"""The most numbers of a release that are compared with each other, evenly spread."""
 
 
 def check_noise(
@@ -40,14 +41,14 @@ def check_noise(
 ) -> list[Finding]:
     """Tests residuals: their scale and shape, and that no two releases share a key or noise.
 
-    Each check fails on correct noise about once in a million: laws are those of independent
-    Gaussian noise, and the grid's spacing, a few thousandths of its std or less, is allowed for where it
-    could matter.
+    Each check fails on correct noise about once in a million. The null laws are those of independent
+    Gaussian noise; the grid's spacing, at most a few thousandths of the std, is allowed for where it could
+    matter.
 
     Args:
       calls: releases with their own noise, of any clients, visits and steps, in order.
-      multipliers: for each, the noise multiplier that was charged.
-      runs: for each, the number of the update that it belongs to.
+      multipliers: the charged noise multiplier of each.
+      runs: the number of the update that each belongs to.
     """
     scaled = [
         call.residual / sigma if sigma > 0.0 else np.full(call.residual.shape, np.inf)
@@ -66,7 +67,7 @@ def check_noise(
 
 
 def _scale(residuals: np.ndarray) -> Finding:
-    """Σ r²/σ² is χ² with as many degrees of freedom as numbers."""
+    """Tests the scale: Σ r²/σ² is χ² with as many degrees of freedom as there are numbers."""
     count = residuals.size
     square = float((residuals**2).sum())
     ratio = float(np.sqrt(square / count))
@@ -105,7 +106,7 @@ def _shape(residuals: np.ndarray) -> Finding:
 
 
 def _tails(sizes: np.ndarray) -> float:
-    """The chance of so few, or so many, numbers beyond 2 to 4 sds; corrected for how often it looks."""
+    """Returns the corrected p-value of the counts of numbers beyond 2 to 4 sds."""
     chances = []
     for beyond in _TAILS:
         law = scipy.stats.binom(sizes.size, 2.0 * scipy.stats.norm.sf(beyond))
@@ -120,11 +121,11 @@ def _everywhere(
     multipliers: Sequence[float],
     runs: Sequence[int],
 ) -> Finding:
-    """Whether every part of the noise has the charged scale: a fault in one part drowns in the whole.
+    """Tests whether every part of the noise has the charged scale, since the whole may hide one bad part.
 
-    Parts are each release, each step of an update, each array and each number over all releases, and
-    each number about its own mean, which shows one noise that comes again at every step. Σ r²/σ² of
-    n numbers is χ² with n degrees of freedom; half a grid step is given in both directions.
+    Parts are each release, each step of an update, each array and each number over all releases; and each
+    number about its own mean, which shows noise that repeats at every step. Σ r²/σ² of n numbers is χ²
+    with n degrees of freedom, up to half a grid step in both directions.
     """
     chances: list[tuple[float, str]] = []
 
@@ -179,7 +180,7 @@ def _everywhere(
 
 
 def _grids(calls: Sequence[Call]) -> list[Finding]:
-    """Whether totals are held to the clip norm in grid steps, by which the replay compares them."""
+    """Tests the grid's norm bound, which the replay compares totals with, against the clip norm."""
     layouts = {call.layout for call in calls if call.layout.step is not None}
     if not layouts:
         return []
@@ -188,7 +189,7 @@ def _grids(calls: Sequence[Call]) -> list[Finding]:
         for layout in layouts
         if layout.step is not None
     )
-    # The public step is a float: it is within a few parts in 10¹⁶ of the exact one.
+    # The public step is a float, within a few parts in 10¹⁶ of the exact one.
     passed = worst <= 1 + Fraction(1, 10**12)
     return [
         judged(
@@ -218,13 +219,13 @@ def _keys(calls: Sequence[Call]) -> Finding:
 
 
 def _reuse(residuals: Sequence[np.ndarray]) -> Finding:
-    """Looks for noise that comes again, whole or in part, after any number of releases or numbers.
+    """Looks for noise that repeats, in whole or in part, after any number of releases or numbers.
 
-    By pairs: the cosine c of two independent Gaussian vectors of length d has
-    P[|c| > x] = I(1 − x²; (d−1)/2, 1/2). Of fewer than four numbers too many vectors are parallel by
-    chance, as a grid has few directions: those are looked at by lags alone.
-    By lags ℓ: S = Σ_t r_t·r_{t+ℓ} over all numbers one after the other, and over the releases for each
-    number by itself, with ``_lag_chance``.
+    By pairs of releases: the cosine c of two independent Gaussian vectors of length d has
+    P[|c| > x] = I(1 − x²; (d−1)/2, 1/2). With fewer than four numbers too many vectors are parallel by
+    chance, since a grid has few directions: those are tested by lags only.
+    By lags ℓ: S = Σ_t r_t·r_{t+ℓ}, over the sequence of all numbers, and for each number over the
+    releases, with ``_lag_chance``.
     """
     sizes = [vector.size for vector in residuals]
     pair_chance, worst, pairs = 1.0, 0.0, 0
@@ -236,7 +237,7 @@ def _reuse(residuals: Sequence[np.ndarray]) -> Finding:
         pairs += count
         cosine = min(1.0, _largest_cosine(unit))
         tail = scipy.stats.beta.cdf(1.0 - cosine**2, (size - 1) / 2.0, 0.5)
-        # Both the pairs of this size and the sizes are tried.
+        # Correct for the pairs of this size and for the number of sizes.
         pair_chance = min(pair_chance, float(tail) * count * len(set(sizes)))
         worst = max(worst, cosine if size >= 8 else 0.0)
     sequence = np.concatenate(residuals)
@@ -250,7 +251,7 @@ def _reuse(residuals: Sequence[np.ndarray]) -> Finding:
             chance, what = by_number, f"a number's noise comes again after {at} releases"
     if pair_chance < chance:
         what = "two releases have related noise"
-    # Three families of tests, each corrected in itself.
+    # Three families of tests, each already corrected within itself.
     chance = min(1.0, 3.0 * min(chance, pair_chance))
     passed = chance >= FALSE_ALARM
     return judged(
@@ -266,22 +267,22 @@ def _reuse(residuals: Sequence[np.ndarray]) -> Finding:
 
 
 def _largest_cosine(unit: np.ndarray) -> float:
-    """The largest |inner product| of two rows, a block of rows at a time."""
+    """Returns the largest |inner product| of two rows, computed by blocks of rows."""
     largest = 0.0
     for start in range(0, len(unit), _BLOCK):
         products = np.abs(unit[start : start + _BLOCK] @ unit[start:].T)
-        # A row with itself, and the pairs of this block a second time.
+        # Ignore products of a row with itself, and count the pairs of this block once.
         products[np.tril_indices(len(products), 0, products.shape[1])] = 0.0
         largest = max(largest, float(products.max(initial=0.0)))
     return largest
 
 
 def _lag_chance(table: np.ndarray) -> tuple[float, int]:
-    """The corrected p-value of the largest Σ_t r_t·r_{t+ℓ} over lags ℓ and columns, and its lag.
+    """Returns the corrected p-value of the largest Σ_t r_t·r_{t+ℓ} over lags ℓ and columns, and its lag.
 
     For N products of independent standard normals r the matrix of S has its eigenvalues in [−1, 1],
-    in pairs ±λ, with Σλ² = N/2; so log E e^{θS} = −¼ Σ log(1 − 4θ²λ²) ≤ −(N/8)·log(1 − 4θ²), as
-    −log(1 − cu) is convex in u = λ² and 0 at 0: ``_exponent`` with c = 2, for few products as well.
+    in pairs ±λ, with Σλ² = N/2. So log E e^{θS} = −¼ Σ log(1 − 4θ²λ²) ≤ −(N/8)·log(1 − 4θ²), since
+    −log(1 − cu) is convex in u = λ² and 0 at 0. This is ``_exponent`` with c = 2, for any N.
 
     Args:
       table: scaled noise [times, columns].
@@ -289,7 +290,7 @@ def _lag_chance(table: np.ndarray) -> tuple[float, int]:
     times, columns = table.shape
     if times < 2 or not np.isfinite(table).all():
         return (1.0, 0) if times < 2 else (0.0, 0)
-    # The autocorrelation at all lags at once; padded, so that it does not wrap round.
+    # The autocorrelation at all lags at once, padded against wrap-around.
     length = scipy.fft.next_fast_len(2 * times, real=True)
     spectrum = scipy.fft.rfft(table, length, axis=0)
     sums = scipy.fft.irfft(np.abs(spectrum) ** 2, length, axis=0)[1:times]
@@ -301,9 +302,9 @@ def _lag_chance(table: np.ndarray) -> tuple[float, int]:
 
 
 def _exponent(sums: np.ndarray, count: np.ndarray | float, reach: float) -> np.ndarray:
-    """The e of P[|S| ≥ x] ≤ 2·exp(−e), where log E e^{θS} ≤ −(N / 2c²)·log(1 − c²θ²), c = ``reach``.
+    """Returns e with P[|S| ≥ x] ≤ 2·exp(−e), given log E e^{θS} ≤ −(N / 2c²)·log(1 − c²θ²), c = ``reach``.
 
-    It is the maximum over θ of θx + (N / 2c²)·log(1 − c²θ²), at θ = (√(N² + 4c²x²) − N) / 2c²x.
+    e is the maximum over θ of θx + (N / 2c²)·log(1 − c²θ²), at θ = (√(N² + 4c²x²) − N) / 2c²x.
     """
     x, square = np.abs(sums) + 1e-12, reach**2
     theta = (np.sqrt(count**2 + 4.0 * square * x**2) - count) / (2.0 * square * x)
@@ -311,7 +312,7 @@ def _exponent(sums: np.ndarray, count: np.ndarray | float, reach: float) -> np.n
 
 
 def _numbers(residuals: Sequence[np.ndarray]) -> Finding:
-    """Within a release, no number's noise may follow that of another one.
+    """Tests that, within a release, the noises of any two numbers are uncorrelated.
 
     Over N releases, S = Σ_t r_t·r′_t of two numbers has log E e^{θS} = −(N / 2)·log(1 − θ²).
     """
@@ -342,7 +343,7 @@ def _numbers(residuals: Sequence[np.ndarray]) -> Finding:
 
 
 def _leaves(calls: Sequence[Call], multipliers: Sequence[float]) -> Finding:
-    """Within a release, no array's noise may repeat that of another array."""
+    """Tests that, within a release, no array's noise repeats that of another array."""
     sums: dict[tuple[int, int], list[np.ndarray]] = {}
     for call, sigma in zip(calls, multipliers, strict=True):
         if sigma <= 0.0:
@@ -357,7 +358,7 @@ def _leaves(calls: Sequence[Call], multipliers: Sequence[float]) -> Finding:
         if not np.isfinite(joined).all():
             chance = 0.0
         elif joined.size:
-            # Of few products the sum is far from normal: such as that of a scale, once a release.
+            # A sum of few products, such as one per release for a scale, is far from normal.
             exponent = _exponent(joined.sum(), float(joined.size), 1.0)
             chance = min(chance, 2.0 * len(sums) * float(np.exp(-exponent)))
     passed = chance >= FALSE_ALARM

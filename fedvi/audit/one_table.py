@@ -1,8 +1,8 @@
 """Audits ``DPSVI`` and ``VIPS`` on tables that differ in one record.
 
-Both are looked at from outside: what a step does to the parameters is what it released. Steps of length 1
-make of a noised mean gradient the difference of two states, and under one seed the noise cancels in the
-difference of two tables, so that what is left is how far the record moved the sum.
+Both are tested from outside, since the change of the parameters in a step is its release. With steps of
+length 1 the noised mean gradient is the difference of two states. With equal seeds the noise cancels in the
+difference of two tables, which leaves how far the record moved the sum.
 """
 
 import dataclasses
@@ -25,18 +25,18 @@ __all__ = ["Plan", "check_dpsvi", "check_one_table", "check_vips"]
 
 _SIZE = 3
 _LEAST_NOISE = 20.0
-"""So that many runs have a price: a claim about none of them is made."""
+"""Smallest noise multiplier used, so that many runs can be priced; no claim is made about them."""
 
 _ROWS, _MOST = 11, 16
 _ROUNDING = 0.02
-"""Of a clip norm: what is lost in float32 to parameters that hold the noise as well."""
+"""Rounding error, in clip norms, of float32 parameters that also contain the noise."""
 
 
 class Plan(NamedTuple):
-    """What the study's numbers ask of a descent on one table.
+    """The study's numbers for a descent on one table.
 
     Attributes:
-      noise: multiplier.
+      noise: the noise multiplier.
       clip_norm: C.
       relation: of the promise.
     """
@@ -47,28 +47,28 @@ class Plan(NamedTuple):
 
 
 def check_one_table(plan: Plan, seed: int = 0) -> list[Finding]:
-    """Looks at both classes for one data holder, with made-up regressions of three coefficients.
+    """Tests both classes for one data holder, on made-up regressions of three coefficients.
 
     Args:
-      plan: the study's numbers, where they suit one table.
+      plan: the study's numbers, as far as they apply to one table.
     """
     return [*check_dpsvi(plan, seed), check_vips(plan, seed)]
 
 
 def check_dpsvi(plan: Plan, seed: int = 0) -> list[Finding]:
-    """Takes first steps on tables that differ in one record, of all records and of Poisson batches."""
+    """Compares first steps on tables that differ in one record, with full and with Poisson batches."""
     generator = np.random.default_rng(seed)
     table = generator.normal(size=(_ROWS, _SIZE + 1)).astype(np.float32)
     odd = _odd(generator)
     found, moved, worst = [], 0, {"add_remove": 0.0, "substitute": 0.0}
     for sampler in ("full", "poisson"):
         fit = _Fit(plan, sampler, seed)
-        # A row of no numbers counts as zero, as if no record stood there.
+        # A row of NaN contributes zero, like a missing record.
         bare = [fit.step(np.vstack([table, np.full((1, _SIZE + 1), np.nan, np.float32)]))]
         grown = [fit.step(np.vstack([table, row])) for row in odd]
         if sampler == "full":
             noise, used_twice = fit.noise(), fit.is_used_twice()
-            # And a table that is shorter by one, under the same seed.
+            # Also a table that is one row shorter, with the same seed.
             bare.append(_Fit(plan, sampler, seed).step(table))
         for one, move in itertools.product(bare, grown):
             distance = fit.apart(one, move)
@@ -78,7 +78,7 @@ def check_dpsvi(plan: Plan, seed: int = 0) -> list[Finding]:
             for other in grown:
                 worst["substitute"] = max(worst["substitute"], fit.apart(one, other) / 2.0)
     for relation, largest in worst.items():
-        # A float step is off by a little; NaN is more than any bound.
+        # Allow for floating-point rounding; NaN fails the comparison.
         passed = largest <= 1.0 + _ROUNDING
         found.append(
             Finding(
@@ -96,7 +96,7 @@ def check_dpsvi(plan: Plan, seed: int = 0) -> list[Finding]:
 
 
 def check_vips(plan: Plan, seed: int = 0) -> Finding:
-    """Runs one round of ``VIPS`` on tables that differ in one record, its mechanism recorded."""
+    """Runs one round of ``VIPS`` with a recorded mechanism, on tables that differ in one record."""
     from fedvi import models
     from fedvi.inference.vips import VIPS
 
@@ -132,7 +132,7 @@ def check_vips(plan: Plan, seed: int = 0) -> Finding:
 
 
 class _Fit:
-    """A ``DPSVI`` of a small regression whose steps show what they released."""
+    """A ``DPSVI`` of a small regression, whose steps show their releases."""
 
     def __init__(self, plan: Plan, sampler: str, seed: int) -> None:
         import numpyro
@@ -152,20 +152,20 @@ class _Fit:
         self._states: dict[int, Any] = {}
 
     def step(self, table: np.ndarray) -> np.ndarray:
-        """Returns how a first step moves all parameters, in clip norms of the noised sum."""
+        """Returns the first step's change of all parameters, in clip norms of the noised sum."""
         state = self._state(table)
-        # The same state on another table, which is what `DPSVI` refuses outside an audit.
+        # Allow one state on another table, which `DPSVI` otherwise refuses.
         self._svi._used.clear()
         after, _ = self._svi.update(state, table[:, :-1], table[:, -1])
         return self._moved(state, after)
 
     def noise(self) -> Finding:
-        """Compares the first steps of several runs, on records that count as zero."""
+        """Tests the noise of several runs' first steps, on records that contribute zero."""
         quiet = np.full((_ROWS + 1, _SIZE + 1), np.nan, np.float32)
         moves = []
         for _ in range(8):
             state = self._svi.init(jax.random.key(0), quiet[:, :-1], quiet[:, -1])
-            # What `DPSVI` refuses as used before is judged here by its noise.
+            # Allow states that `DPSVI` would refuse as used: their noise is tested here.
             self._svi._used.clear()
             after, _ = self._svi.update(state, quiet[:, :-1], quiet[:, -1])
             moves.append(self._moved(state, after))
@@ -173,7 +173,7 @@ class _Fit:
         chances = []
         for at, one in enumerate(moves):
             for other in moves[:at]:
-                # Nothing but the noise differs: the public part is that of the same parameters.
+                # Only the noise differs: the parameters, and so the public part, are the same.
                 square = float(((one - other) ** 2).sum() / (2.0 * sigma**2))
                 chances.append(float(scipy.stats.chi2.cdf(square, one.size)))
         whole = sum(float(((one - np.mean(moves, axis=0)) ** 2).sum()) for one in moves) / sigma**2
@@ -193,7 +193,7 @@ class _Fit:
         )
 
     def is_used_twice(self) -> Finding:
-        """Asks for a step from a state that was used: its noise on other records could be taken off."""
+        """Tests that a used state is refused: the same noise on other records would cancel."""
         table = np.ones((_ROWS + 1, _SIZE + 1), np.float32)
         state = self._svi.init(jax.random.key(0), table[:, :-1], table[:, -1])
         self._svi._used.clear()
@@ -213,7 +213,7 @@ class _Fit:
         )
 
     def apart(self, one: np.ndarray, other: np.ndarray) -> float:
-        """Returns how far two steps are apart; infinite where one is no number."""
+        """Returns the distance of two steps; infinite if one is not finite."""
         distance = float(np.linalg.norm(one - other))
         return distance if math.isfinite(distance) else math.inf
 
@@ -251,7 +251,7 @@ def _descent(plan: Plan, sampler: str, seed: int, steps: int) -> Descent:
 
 
 def _odd(generator: np.random.Generator) -> list[np.ndarray]:
-    """Records that are long, short, empty, and opposite, as rows of the columns and the outcome."""
+    """Returns large, small, zero and opposite records, as rows of columns and outcome."""
     rows = [np.full((1, _SIZE + 1), value, np.float32) for value in (0.0, 1.0, 1e30, np.inf)]
     for factor in (1e-3, 1.0, 30.0, 1e4):
         row = (factor * generator.normal(size=(1, _SIZE + 1))).astype(np.float32)

@@ -23,25 +23,25 @@ from fedvi.privacy.statement import Claim
 __all__ = ["Public", "check_prices"]
 
 _DRAWS = 20_000
-"""Noised numbers of each client, of which sums are made: their std is then known to half a per cent."""
+"""Noised numbers drawn for each client's part of a sum, whose std is then known to half a per cent."""
 
 _FULL = 64
-"""Releases that fill the budget of the ledger that is played: each is one to two hundredths of it."""
+"""How many releases fill the budget of the test ledger: each takes one to two hundredths of it."""
 
 
 class Public(NamedTuple):
-    """What a study says in public, in plain numbers: what prices are counted from a second time.
+    """A study's public numbers, from which prices are computed a second time.
 
     Attributes:
       solver: its kind.
-      settings: of the solver, as the study gives them.
+      settings: of the solver, from the study.
       unit, relation, view: of the promise.
-      visits: how often a client answers, at most.
-      clients: how many there are.
+      visits: how often a client answers at most.
+      clients: the number of clients.
       noise: std of the noise in one message, in clip norms.
-      rate: the probability that a unit is in a batch, and
+      rate: the probability that a unit is in a batch.
       fixed: whether batches have a fixed size.
-      batch, slots: of such a batch; else 0.
+      batch, slots: of a batch of fixed size; else 0.
       least_reporting, colluding: of the view "aggregate"; else 1 and 0.
       epsilon, delta, accountant: of the promise.
     """
@@ -65,7 +65,7 @@ class Public(NamedTuple):
     accountant: str
 
     def noises(self, view: str) -> tuple[int, int]:
-        """How many noises an observer of ``view`` meets at least, and how many of them it knows."""
+        """Returns the fewest noises in a sum that ``view`` shows, and how many the observer knows."""
         return (1, 0) if view == "message" else (self.least_reporting, self.colluding)
 
 
@@ -77,15 +77,15 @@ def check_prices(
     in_sums: events.Event | None,
     seed: int = 0,
 ) -> list[Finding]:
-    """Compares prices with a second count that shares no code with what made them.
+    """Compares prices with an independent second computation, which shares no code with the first.
 
     Args:
-      public: the study, in plain numbers.
+      public: the study's public numbers.
       cost: the event that the solver announces for one visit.
-      claims: what the statement says of one client's planned releases.
-      mechanism: of the noise, to add up what several clients draw; None if there is none to draw from.
-      in_sums: the event of one visit as the product prices it in sums; None under the view "message".
-      seed: of the noise that is drawn here.
+      claims: the statement's claims about one client's planned releases.
+      mechanism: draws the noise of several clients; None if there is none.
+      in_sums: the event of one visit as fedvi prices it in sums; None under the view "message".
+      seed: of the noise drawn here.
     """
     releases = second_price.planned(
         public.solver, public.settings, public.unit, public.noise, public.rate, public.fixed
@@ -115,7 +115,7 @@ def check_prices(
 def _charged(
     public: Public, releases: Sequence[second_price.Release], found: Sequence[Charge | None]
 ) -> Finding:
-    """Whether a visit announces the noised sums that its solver is said to make, at these numbers."""
+    """Checks that a visit is charged for exactly the noised sums that its solver should make."""
     expected = [
         Charge(
             release.noise,
@@ -192,7 +192,7 @@ def _kept(public: Public, releases: list[second_price.Release]) -> Finding:
 def _sum_of_noises(
     public: Public, priced: Sequence[Charge | None], mechanism: Mechanism | None, seed: int
 ) -> Finding:
-    """Adds up what k_min clients draw, subtracts what t of them know, and looks at what is left."""
+    """Tests the noise left in a sum of k_min clients once t colluding clients subtract theirs."""
     name = "noise left in a sum"
     if mechanism is None:
         return not_checked("price", name, "there is no mechanism whose noise could be added up")
@@ -226,17 +226,17 @@ def _sum_of_noises(
 
 
 def _budgets(public: Public) -> list[Finding]:
-    """Plays a ledger of the study's budget with small releases until it refuses one."""
+    """Charges small releases to a ledger with the study's budget until it refuses one."""
     relation: events.Relation = "add_remove" if public.relation == "add_remove" else "substitute"
     shift = 1.0 if relation == "add_remove" else 2.0
     accountant = getattr(accountants, public.accountant)(relation)
-    # So that sixty-four or so fill it; other accountants than `pld` allow fewer.
+    # About 64 releases then fill the budget; accountants other than `pld` admit fewer.
     mu = _mu_of(public.epsilon, public.delta)
     noise = shift * math.sqrt(_FULL) / mu
     budget = ledger.Budget(public.epsilon, public.delta, accountant)
     header = ledger.Header("audit", "0", "audit", "record", relation, "message", True)
     book, admitted = ledger.open_ledger(header), 0
-    # Most of them at once: each price takes a while.
+    # Charge most of them together, since each price takes a while.
     event: events.Event = events.Gaussian(noise)
     for count in (_FULL // 4, _FULL // 4, _FULL // 8, *[1] * _FULL):
         try:
@@ -251,7 +251,7 @@ def _budgets(public: Public) -> list[Finding]:
     )
     refused = admitted < 2 * _FULL - _FULL // 4 - _FULL // 8
     passed = refused and admitted > 0 and least <= public.epsilon * (1.0 + 1e-4)
-    # An accountant of orders admits less; what it admits at most is known of these alone.
+    # Accountants of Rényi orders admit less: compare those with the bound by the best order.
     if passed and public.accountant in ("rdp", "zcdp"):
         by_orders = second_price.by_orders(
             [second_price.Release(noise, 1.0, 2.0)], admitted, relation, public.delta, (1, 0), True
@@ -271,7 +271,7 @@ def _budgets(public: Public) -> list[Finding]:
 
 
 def _mu_of(epsilon: float, delta: float) -> float:
-    """The μ of Gaussian noise that attains ε at δ."""
+    """Returns the μ of Gaussian noise that attains ε at δ."""
     low, high = 1e-6, 1e3
     for _ in range(80):
         middle = math.sqrt(low * high)
@@ -283,7 +283,7 @@ def _mu_of(epsilon: float, delta: float) -> float:
 
 
 def _chain(book: ledger.Ledger) -> Finding:
-    """Changes the lines of a ledger in ways that would hide a release, and reads it again."""
+    """Tampers with a ledger's lines to hide a release, and checks that reading refuses them."""
     name = book.entries[0].release_id
     book = ledger.mark_sent(ledger.seal(book, name, "0" * 64), name)
     lines = ledger.to_lines(book)
@@ -322,7 +322,7 @@ def _chain(book: ledger.Ledger) -> Finding:
 
 
 def _forged(line: str) -> str:
-    """Makes an entry's event cheaper, and hashes it anew as anybody can."""
+    """Makes an entry's event cheaper, and recomputes its hash, as anybody could."""
     entry = json.loads(line)
     hash_of = entry.pop("hash")
 

@@ -1,12 +1,12 @@
-"""The whole privacy profile against many trials of the shipped sampler, clip and noise.
+"""Tests the whole privacy profile with many trials of the shipped sampler, clip and noise.
 
 A claim is a curve: for every ε and every set of outputs S, P[M(X) ∈ S] ≤ e^ε·P[M(X′) ∈ S] + δ(ε).
 The audit runs the code on a worst-case pair of shards, scores every outcome by the log likelihood
-ratio that the claim implies, takes {score above a threshold} as S, and asks whether what is counted
-can be under the curve. It refutes, and never proves: a claim that passes may still be wrong.
+ratio that the claim implies, takes {score above a threshold} as S, and tests whether the counts are
+consistent with the curve. It can refute a claim but never prove it: a claim that passes may still be wrong.
 
-A quarter of the trials chooses direction, ε and threshold; the rest alone decides, so that the choice
-costs nothing.
+A quarter of the trials chooses direction, ε and threshold. Only the rest decides, so that the choice needs
+no correction.
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ __all__ = ["judge", "profile"]
 
 _CHOOSING = 4
 _ERROR = 0.01
-"""Of a gap."""
+"""Error probability of the lower bound on a gap."""
 
 _QUANTILE = 2.4
-"""Of a normal law, about: what this error takes of an estimated gap, in sds."""
+"""Approximate normal quantile for this error: how many sds the bound lies below the estimated gap."""
 
 _CONFIDENCE_EPSILON = 0.95
 _THRESHOLDS = 200
@@ -74,11 +74,11 @@ def profile(
 ) -> Finding:
     """Runs ``count`` trials on either side of a pair, and judges the claimed profile.
 
-    Reports ε's certified lower bound at ``delta`` (95 %), the profile gap (99 %; a gap above zero
-    refutes the claim) and by how much the noise could at most be larger than claimed.
+    Reports the certified lower bound of ε at ``delta`` (95 %), the profile gap (99 %; a gap above zero
+    refutes the claim), and the smallest multiple of the claimed noise that the trials would refute.
 
     Args:
-      trials: what runs; ``shipped(…)`` for the product.
+      trials: the code to run; ``shipped(…)`` for fedvi's own.
       pair: from ``worst_pairs``.
       claim: the event of all steps together; the noise multiplier of its sums scores the outcomes.
       accountant: whose δ(ε) is the claim.
@@ -103,7 +103,7 @@ def judge(
     delta: float,
 ) -> Finding:
     """Judges a claim from scores of both shards, each [trials]."""
-    # Any function of an outcome may score it. None is dropped: that one is not a number may tell.
+    # Any function of an outcome is a valid score. NaN becomes a huge score: it may tell shards apart.
     left, right = (
         np.nan_to_num(scores, nan=_HUGE, posinf=_HUGE, neginf=-_HUGE) for scores in (left, right)
     )
@@ -148,7 +148,7 @@ def judge(
 
 
 def _epsilons(stated: float) -> np.ndarray:
-    """Where the profile is compared: 0 and up to twice the stated ε, denser at small ones."""
+    """Returns the ε at which profiles are compared: 0 to twice the stated ε, denser at small ones."""
     top = 2.0 * stated if math.isfinite(stated) else 10.0
     top = min(max(top, 0.1), 30.0)
     return np.concatenate([[0.0], np.geomspace(top / 100.0, top, _EPSILONS - 1)])
@@ -158,7 +158,7 @@ _Halves = Sequence[np.ndarray]
 
 
 class _Tails(NamedTuple):
-    """Sets {score above threshold} or {score at most threshold}, and their rates on both sides."""
+    """Sets {score above threshold} or {score at most threshold}, and their counts on both sides."""
 
     thresholds: np.ndarray
     hits: np.ndarray
@@ -168,7 +168,7 @@ class _Tails(NamedTuple):
 
 
 class _Choice(NamedTuple):
-    """What the first trials chose: a set, and where on the claimed curve it is judged."""
+    """The choice from the first trials: a set, and the point of the claimed curve where it is judged."""
 
     threshold: float
     above: bool
@@ -177,7 +177,7 @@ class _Choice(NamedTuple):
 
 
 def _tails(chosen: _Halves) -> list[_Tails]:
-    """Takes quantiles of both sides' scores as thresholds, the far tails among them."""
+    """Takes quantiles of both sides' scores, including far tails, as thresholds."""
     levels = scipy.special.expit(np.linspace(-8.0, 8.0, _THRESHOLDS))
     thresholds = np.unique(np.concatenate([np.quantile(scores, levels) for scores in chosen]))
     tails = []
@@ -195,15 +195,15 @@ def _counts(scores: np.ndarray, thresholds: np.ndarray, above: bool) -> np.ndarr
 
 
 def _choose(tails: Sequence[_Tails], trials: int, grid: np.ndarray, curve: np.ndarray) -> _Choice:
-    """Returns the set and ε at which ``trials`` more at these rates would show most.
+    """Returns the set and ε at which ``trials`` more trials at these rates should show the largest gap.
 
-    Most is the largest gap less what its own spread takes at this confidence; where no gap would be
-    left, the largest in units of its spread, if it is above one: the likeliest to show after all.
+    The criterion is the gap minus ``_QUANTILE`` times its spread. If no gap remains by that, it is the gap
+    in units of its spread, provided that exceeds one: the choice most likely to show a gap after all.
     """
     ratios = np.exp(grid)[:, None]
     best: dict[bool, tuple[float, _Choice]] = {}
     for sets in tails:
-        # One miss more, so that a tail without any is not taken for a certain one.
+        # Add one miss, so that a tail without misses does not count as certain.
         hit = sets.hits / sets.trials[0]
         miss = (sets.misses + 1.0) / (sets.trials[1] + 1.0)
         gaps = hit[None, :] - ratios * miss[None, :] - curve[:, None]
@@ -222,12 +222,12 @@ def _choose(tails: Sequence[_Tails], trials: int, grid: np.ndarray, curve: np.nd
                         float(sets.thresholds[which]), sets.above, float(grid[at]), float(curve[at])
                     ),
                 )
-    # Within one spread of the claim or below there is nothing to show, only a size to state.
+    # If no gap exceeds one spread, none can be shown: report the size of the first criterion.
     return best[best[True][0] > 0.0 or best[False][0] <= 1.0][1]
 
 
 def _taken(choice: _Choice, decided: _Halves) -> tuple[int, int, int, int, float, float]:
-    """Hits and misses of the chosen set, each with its trials, then e^ε and the error."""
+    """Returns hits and misses of the chosen set, each with its trials, then e^ε and the error."""
     hit, miss = decided if choice.above else decided[::-1]
     threshold = np.array([choice.threshold])
     hits, misses = (int(_counts(scores, threshold, choice.above)[0]) for scores in (hit, miss))
@@ -237,8 +237,8 @@ def _taken(choice: _Choice, decided: _Halves) -> tuple[int, int, int, int, float
 def _gap(choice: _Choice, decided: _Halves) -> float:
     """Returns the lower bound (99 %) on p − e^ε·p′ − δ(ε) of the chosen set.
 
-    Guarantee: if the claim holds it exceeds 0 with probability at most 1 % (``rates.exceeds``), for
-    the set was chosen from other trials.
+    Guarantee: if the claim holds, the bound exceeds 0 with probability at most 1 % (``rates.exceeds``),
+    since the set was chosen from other trials.
     """
     return rates.excess(*_taken(choice, decided)) - choice.stated
 
@@ -250,7 +250,7 @@ def _refutes(choice: _Choice, decided: _Halves) -> bool:
 
 
 def _epsilon_lower(chosen: _Halves, decided: _Halves, delta: float) -> float:
-    """log((TPR_lo − δ)/FPR_up), at the threshold and direction that the first trials like best."""
+    """Returns log((TPR_lo − δ)/FPR_up) at the threshold and direction that are best in the first trials."""
     error = (1.0 - _CONFIDENCE_EPSILON) / 2.0
 
     def bound(hits: float, misses: float, trials: tuple[int, int]) -> float:
@@ -273,7 +273,7 @@ def _epsilon_lower(chosen: _Halves, decided: _Halves, delta: float) -> float:
 
 
 def _smallest_refuted(refuted: Callable[[float], bool]) -> float | None:
-    """Bisects the list of factors: a claim of more noise is refuted more easily."""
+    """Finds the smallest refuted factor by bisection, since claims of more noise are easier to refute."""
     low, high = 0, len(_FACTORS)
     while low < high:
         middle = (low + high) // 2
@@ -299,7 +299,7 @@ def _noise_multiplier(event: events.Event) -> float:
 
 
 def _scaled(event: events.Event, factor: float) -> events.Event:
-    """The same claim with ``factor`` times the noise."""
+    """Returns the same claim with ``factor`` times the noise."""
     match event:
         case events.Gaussian() | events.DiscreteGaussian():
             return dataclasses.replace(event, noise_multiplier=event.noise_multiplier * factor)

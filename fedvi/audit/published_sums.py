@@ -1,7 +1,7 @@
-"""Tests whether a server that may publish sums alone shows anything else.
+"""Tests whether a server that may publish only sums reveals anything else.
 
-Plays the study's own server with made-up answers, twice: all that it publishes or hands out must be the
-same, bit for bit, where only what it may not show is another. Reads no record and adds no noise.
+Plays the study's own server twice with made-up answers that differ only in what must stay hidden: all that
+it publishes or hands out must be equal, bit for bit. Reads no record and adds no noise.
 """
 
 import json
@@ -27,26 +27,26 @@ _OVERDUE = 10.0
 
 
 def check_sums(spec: ServerSpec, seed: int = 0) -> list[Finding]:
-    """Plays rounds of a server with the view "aggregate"; a finding for each thing that must not show.
+    """Plays rounds of a server with the view "aggregate"; returns a finding for each hidden property.
 
-    Of a script, the rounds at the begin of every stage.
+    With a script, plays the rounds at the beginning of every stage.
 
     Args:
-      spec: of the study; its ledgers and its budget are left out, since nobody's records are here.
+      spec: of the study; ledgers and budget are dropped, since there are no real records.
 
     Raises:
-      ConfigError: the server does not publish sums alone.
+      ConfigError: the server publishes more than sums.
     """
     if spec.gather is None:
         raise errors.ConfigError(
             "the server folds every answer by itself, expected one that publishes sums alone",
             'the study promises view = "message": there is nothing to look at here',
         )
-    # Nobody waits for a quorum: what too few answers would show is asked of the fold itself.
+    # A quorum of 1, so that the fold itself must handle too few answers.
     gather = spec.gather
     spec = spec._replace(headers={}, budget=None, patience=Patience(1.0, 1))
     masked = spec
-    # What is published is looked at with answers that differ by what is not: masks would hide it here too.
+    # Play without masks, which would hide differences between answers from this audit too.
     spec = spec._replace(gather=gather._replace(bits=None))
     stages = list(_beginnings(spec))
     checks = (_split, _too_few, _late)
@@ -59,7 +59,7 @@ def check_sums(spec: ServerSpec, seed: int = 0) -> list[Finding]:
 
 
 def _beginnings(spec: ServerSpec) -> Iterator[ServerState]:
-    """Yields the state at the begin of each stage of a script, as if those before had no round."""
+    """Yields the state at the beginning of each stage of a script, as if earlier stages had no round."""
     state = protocol.initial_state(spec)
     yield state
     if spec.schedule.ending is Schedule._field_defaults["ending"]:
@@ -74,17 +74,17 @@ def _beginnings(spec: ServerSpec) -> Iterator[ServerState]:
 
 
 def _members(spec: ServerSpec, begin: ServerState) -> tuple[str, ...]:
-    """Returns the clients that a script's stage is over, or all."""
+    """Returns the clients of a script's stage, or all clients."""
     return spec.schedule.view(protocol.progress_of(spec, begin)).clients
 
 
 def _worst(found: Sequence[Finding]) -> Finding:
-    """Returns what was found at one of several stages: the first fault, if there is any."""
+    """Returns the first finding over several stages that is not passed, if there is one."""
     return next((finding for finding in found if not finding.passed), found[0])
 
 
 def _split(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
-    """Moves a part of one client's answer to another's: their sum stays."""
+    """Moves a part of one client's answer to another's, so that the sum stays the same."""
     members = _members(spec, begin)
     first, second = members[0], members[-1]
 
@@ -104,12 +104,12 @@ def _split(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
         play(0),
         play(123_457),
         "two splits of the same sums are published alike, bit for bit",
-        "what is published tells how a sum is made up: it shows more than the sum",
+        "the published values reveal the parts of a sum, and so more than the sum",
     )
 
 
 def _too_few(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
-    """Lets one client fewer answer than a sum must hold."""
+    """Lets one client fewer answer than a published sum needs."""
     assert spec.gather is not None
     count = spec.gather.sums.least_reporting - 1
     name = "a sum of too few answers is not published"
@@ -173,7 +173,7 @@ def _late(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
 def _round(
     spec: ServerSpec, state: ServerState, answers: Mapping[str, Mapping[str, Any]], now: float
 ) -> ServerState:
-    """Asks all who are to answer, then lets them."""
+    """Gives tasks to all clients that will answer, then submits their answers."""
     return _submitted(spec, _asked(spec, state, answers, now), answers, now)
 
 
@@ -208,7 +208,7 @@ def _made_up(spec: ServerSpec, generator: np.random.Generator) -> dict[str, np.n
 
 
 def _payload(spec: ServerSpec, client: str, answer: Mapping[str, Any]) -> Payload:
-    """Writes whole numbers as a client would send them; they are of nobody's records."""
+    """Encodes made-up whole numbers as a client would send them."""
     assert spec.gather is not None
     tensors = tuple(
         Tensor(name, "<i4", part.shape, part.astype("<i4").tobytes(), spec.gather.step)
@@ -220,7 +220,7 @@ def _payload(spec: ServerSpec, client: str, answer: Mapping[str, Any]) -> Payloa
 
 
 def _shown(spec: ServerSpec, state: ServerState) -> dict[str, Any]:
-    """Lists all that anybody but the server may see of a state: and so all that is not to be told."""
+    """Returns all that anybody but the server may see of a state."""
     offered = {}
     for client in spec.clients:
         _, reply = protocol.step(spec, state, NextTask(client), 0.0)
@@ -242,7 +242,7 @@ def _judged(name: str, left: Any, right: Any, good: str, bad: str) -> Finding:
 
 
 def _same(left: Any, right: Any) -> bool:
-    """Compares nested values; arrays bit for bit, since a last bit may tell."""
+    """Compares nested values; arrays bit for bit, since even the last bit may reveal something."""
     if isinstance(left, np.ndarray) or isinstance(right, np.ndarray):
         one, other = np.asarray(left), np.asarray(right)
         return one.shape == other.shape and one.tobytes() == other.tobytes()

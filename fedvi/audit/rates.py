@@ -1,8 +1,8 @@
 """Bounds by how much one rate exceeds a multiple of another, from two counts.
 
-Two Clopper–Pearson bounds, one on each rate, each pay for their own worst case. Testing the
-difference itself asks for about a third less: the errors of two counts seldom fall together. Where
-counts are few the bounds may say more, and get a tenth of the error.
+Two separate Clopper–Pearson bounds each allow for their own worst case. A test of the difference itself
+needs about a third less, since the worst errors of two counts seldom coincide. With few counts the
+separate bounds may be sharper, so they get a tenth of the error.
 """
 
 import numpy as np
@@ -12,10 +12,10 @@ import scipy.stats
 __all__ = ["exceeds", "excess", "lower", "upper"]
 
 _SEPARATE = 0.1
-"""Of the error, spent on two separate bounds."""
+"""Share of the error for the two separate bounds."""
 
 _SHARE = 0.05
-"""Of the rest, spent on where the second rate is."""
+"""Share of the rest for the confidence interval of the second rate."""
 
 _CELLS = 60
 _TAIL = 1e-9
@@ -23,12 +23,12 @@ _PRECISION = 2e-4
 
 
 def lower(count: float | int, trials: int, error: float) -> float:
-    """Clopper–Pearson's lower bound."""
+    """Returns the Clopper–Pearson lower bound."""
     return 0.0 if count == 0 else float(scipy.special.betaincinv(count, trials - count + 1, error))
 
 
 def upper(count: float | int, trials: int, error: float) -> float:
-    """Clopper–Pearson's upper bound."""
+    """Returns the Clopper–Pearson upper bound."""
     if count == trials:
         return 1.0
     return float(scipy.special.betaincinv(count + 1, trials - count, 1.0 - error))
@@ -37,15 +37,15 @@ def upper(count: float | int, trials: int, error: float) -> float:
 def exceeds(
     hits: int, hit_trials: int, misses: int, miss_trials: int, ratio: float, by: float, error: float
 ) -> bool:
-    """Says whether p − ratio·p′ > by is shown, of two independent counts with rates p and p′.
+    """Whether two independent counts with rates p and p′ show that p − ratio·p′ > by.
 
     Guarantee: if p − ratio·p′ ≤ by, this is true with probability at most ``error``. Proof: two
-    Clopper–Pearson bounds err with a tenth of it, and the test of the difference with the rest. With
-    D = K/n − ratio·K′/m, P[D ≥ d] grows with p and falls with p′ (K and K′ are independent, and
-    each is stochastically monotone in its rate), so that on a cell [u, v] of p′ it is at most its value at
-    p = min(1, ratio·v + by), p′ = u. The cells cover Clopper–Pearson's interval of p′ at
-    its own share of 1/20, the largest of these values is compared with the other 19/20 (Berger and Boos
-    1994, doi:10.1080/01621459.1994.10476836), and tails that are left out of the sum are added.
+    Clopper–Pearson bounds err with a tenth of ``error``, and the test of the difference with the rest. With
+    D = K/n − ratio·K′/m, P[D ≥ d] grows with p and falls with p′ (K and K′ are independent, and each is
+    stochastically monotone in its rate). So on a cell [u, v] of p′ it is at most its value at
+    p = min(1, ratio·v + by), p′ = u. The cells cover the Clopper–Pearson interval of p′ at a share of 1/20
+    of the rest, and the largest of these values is compared with the other 19/20 (Berger and Boos 1994,
+    doi:10.1080/01621459.1994.10476836). Tails that are left out of the sum are added.
     """
     if _separate(hits, hit_trials, misses, miss_trials, ratio, error) > by:
         return True
@@ -72,7 +72,7 @@ def exceeds(
 def excess(
     hits: int, hit_trials: int, misses: int, miss_trials: int, ratio: float, error: float
 ) -> float:
-    """Returns the lower bound on p − ratio·p′ with this error: see ``exceeds``, to 0.0002."""
+    """Returns a lower bound on p − ratio·p′ with this error, to a precision of 0.0002; see ``exceeds``."""
     counts = hits, hit_trials, misses, miss_trials, ratio
     high = hits / hit_trials - ratio * misses / miss_trials
     low = _separate(*counts, error)

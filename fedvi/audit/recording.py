@@ -1,4 +1,4 @@
-"""A mechanism and a sampler that record what goes through them; the mechanism can replay it."""
+"""Wraps a mechanism and a sampler to record their calls; the mechanism can also replay outputs."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ __all__ = ["Call", "Layout", "Recorder", "SamplerRecorder"]
 
 
 class Layout(NamedTuple):
-    """What is known of a release before it runs; equal on neighbouring data, or control flow leaks.
+    """The static properties of a release; if they differ on neighbouring data, control flow leaks.
 
     Attributes:
       leaves: (path, shape, dtype) of every array that enters the noise.
@@ -34,13 +34,13 @@ class Layout(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One run of the noise primitive. Computed from records: never leaves the audit.
+    """One call of the noise mechanism. Computed from records: never leaves the audit.
 
     Attributes:
       layout: the static part.
       key: the raw words of the noise key.
-      total: what entered, flat: int64 on a grid, otherwise float64.
-      output: what came out, flat, in the same units.
+      total: the input, flat: int64 on a grid, otherwise float64.
+      output: the output, flat, in the same units.
     """
 
     layout: Layout
@@ -61,10 +61,10 @@ class Call(NamedTuple):
 
 
 class Recorder:
-    """Wraps a mechanism: adds its noise, notes total, key and output in order, and can replay outputs.
+    """Wraps a mechanism: adds its noise, records total, key and output in order, and can replay outputs.
 
-    Works inside ``jit`` and ``scan``, through ordered callbacks. Compared by identity: a solver
-    built with one is compiled anew, and each of its runs reports to this one.
+    Works inside ``jit`` and ``scan``, through ordered callbacks. Recorders are compared by identity, so a
+    solver built with one is compiled anew, and all its runs report to that recorder.
 
     Args:
       inner: the mechanism under audit.
@@ -76,19 +76,19 @@ class Recorder:
         self._script: Sequence[Call] = ()
 
     def __getattr__(self, name: str) -> Any:
-        # What else a mechanism offers is passed through unseen.
+        # Other attributes of the mechanism are passed through.
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(self._inner, name)
 
     @property
     def noise_multiplier(self) -> float:
-        """That of the mechanism under audit."""
+        """The noise multiplier of the mechanism under audit."""
         return self._inner.noise_multiplier
 
     @property
     def mark(self) -> str:
-        """That of the mechanism under audit."""
+        """The mark of the mechanism under audit."""
         return self._inner.mark
 
     def grid(self, clip_norm: float) -> Any:
@@ -101,7 +101,7 @@ class Recorder:
         return self._inner.event(shift)
 
     def start(self, script: Sequence[Call] = ()) -> None:
-        """Begins a run; the outputs of ``script``, as far as they go, stand in for the noised ones."""
+        """Begins a run; the outputs of ``script``, as far as they go, replace the noised ones."""
         self._calls = []
         self._script = script
 
@@ -112,7 +112,7 @@ class Recorder:
         return calls
 
     def perturb(self, key: Key, total: Any, clip_norm: float) -> Any:
-        """Returns the noised total, or the one that the script holds at this place."""
+        """Returns the noised total, or the script's output for this call."""
         noised = self._inner.perturb(key, total, clip_norm)
         grid = self.grid(clip_norm)
         paths = jax.tree_util.tree_leaves_with_path(total)
@@ -146,16 +146,16 @@ class Recorder:
         pieces, taken = [], 0
         for array in arrays:
             piece = self._script[place].output[taken : taken + array.size]
-            # Back in the dtype that they had: float64 and int64 hold each of them exactly.
+            # Convert back to the original dtype: float64 and int64 hold all values exactly.
             pieces.append(piece.astype(array.dtype).reshape(array.shape))
             taken += array.size
         return pieces
 
 
 class SamplerRecorder:
-    """Wraps a sampler: draws as it does, and notes the key of every draw, in order.
+    """Wraps a sampler, and records the key of every draw in order.
 
-    Works inside ``jit`` and ``scan``; compared by identity, as ``Recorder`` is.
+    Works inside ``jit`` and ``scan``; compared by identity, like ``Recorder``.
 
     Args:
       inner: the sampler under audit.
@@ -172,12 +172,12 @@ class SamplerRecorder:
 
     @property
     def rate(self) -> float:
-        """That of the sampler under audit."""
+        """The rate of the sampler under audit."""
         return self._inner.rate
 
     @property
     def capacity(self) -> int:
-        """That of the sampler under audit."""
+        """The capacity of the sampler under audit."""
         return self._inner.capacity
 
     def event(self, inner: events.Event) -> events.Event:
@@ -185,12 +185,12 @@ class SamplerRecorder:
         return self._inner.event(inner)
 
     def draw(self, key: Key, valid: Any) -> Batch:
-        """Returns the batch of the sampler under audit, whose sampler is that one."""
+        """Returns a batch of the sampler under audit, which names that sampler, not the recorder."""
         io_callback(self._note, None, _words(key), ordered=True)
         return self._inner.draw(key, valid)
 
     def stop(self) -> list[bytes]:
-        """Returns the raw words of the keys since the last call, one entry a draw."""
+        """Returns the raw words of the keys since the last call, one entry per draw."""
         jax.effects_barrier()
         keys, self._keys = self._keys, []
         return keys
@@ -200,7 +200,7 @@ class SamplerRecorder:
 
 
 def _words(key: Key) -> Any:
-    """The raw words of a key, typed or not."""
+    """Returns the raw words of a key, typed or not."""
     typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return jax.random.key_data(key) if typed else jnp.asarray(key)
 

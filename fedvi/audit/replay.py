@@ -1,8 +1,8 @@
-"""The real solver on neighbouring data, with the same randomness and the same past.
+"""Runs the real solver on neighbouring data, with the same randomness and the same past.
 
-A step of a composed mechanism may use all that was released before, so its sensitivity is about two
-runs that saw the same past. The recorder gives the second run the first one's noised outputs: what
-then differs between the two comes from the changed record, in this step alone.
+A step of a composed mechanism may use all earlier releases, so its sensitivity compares two runs with the
+same past. The recorder gives the second run the first run's noised outputs. Any remaining difference then
+comes from the changed record in this step alone.
 
 Source: Cebere et al., PETS 2026, arXiv:2602.17454 (replaying a record of what enters the noise).
 """
@@ -27,17 +27,17 @@ from fedvi.updates.base import LocalSolver, Shard, Task
 __all__ = ["replay", "replay_without_mechanism"]
 
 _VISITS = 2
-"""Visits of most runs; a few run the whole plan."""
+"""Number of visits in most runs; a few run the whole plan."""
 
 _MOST_VISITS = 64
 _NUMBERS = 8000
-"""Numbers of noise that the tests of noise want: they tell a std of 0.95 from 1, and see a cut at 3 sds."""
+"""How many noised numbers the noise tests need to tell a std of 0.95 from 1, and to see a cut at 3 sds."""
 
 _MOST_RELEASES = 20_000
-"""Of one run of the plan: some ten seconds each."""
+"""The most releases in one run of the plan, which takes some ten seconds."""
 
 _LONG = ("1e30", "opposite sign")
-"""Hostile records that are followed through the whole plan."""
+"""Hostile records that are replayed through the whole plan."""
 
 
 def replay(
@@ -53,32 +53,35 @@ def replay(
     in_sums: bool = False,
     unit: str = "record",
 ) -> list[Finding]:
-    """Runs a private solver's updates on neighbouring shards and compares what entered the noise.
+    """Runs a private solver's updates on neighbouring shards, and compares the totals before noise.
 
-    Checks, for records taken away and records replaced by hostile ones (1e30, NaN, zeros, a copy,
-    the opposite sign), and for an empty shard and a single record: how far the totals move, in
-    exact integers where the mechanism has a grid; that the runs make the same releases, of the same
-    arrays; that equal outputs give byte-equal messages and equal public metrics; that the event is
-    the price announced; that the noise is what is charged, fresh, and the same whatever the records;
-    and that records get into batches at the priced rate, by keys of their own. Where answers are
-    seen in sums alone, also that no total depends on noise that the client drew before.
+    Neighbours are shards with a record removed, with a record replaced by a hostile one (1e30, NaN, zeros,
+    a copy, the opposite sign), an empty shard, and a single record. The checks:
 
-    It sees the records that it tries, and no others: the proof is with the code that clips.
+    - how far the totals move, in exact integers where the mechanism has a grid;
+    - the runs make the same releases, of the same arrays;
+    - equal outputs give byte-equal messages and equal public metrics;
+    - the event is the announced price;
+    - the noise is as charged, fresh, and independent of the records;
+    - records enter batches at the priced rate, by keys of their own;
+    - with ``in_sums``, no total depends on noise that the client drew before.
+
+    It covers only the records that it tries: the proof of a clip is in the clip's code.
 
     Args:
       solver: built with ``recorder`` as its mechanism.
-      task: one to solve, e.g. with the prior as posterior.
-      shard: synthetic records, the more valid ones the better; the declared capacity.
-      clients: whose solver this is, at least two names. Each is replayed, and noise is compared
-        between them; the first runs the whole plan.
-      visits: of the plan, all of which are replayed: what a solver keeps may leave at a late one.
-      advance: what comes after an answer; without it every visit gets the same posterior.
-      sampler: around the solver's sampler, if batches are random.
-      in_sums: whether answers are seen in sums over clients alone (view = "aggregate").
-      unit: what is protected. Of a "client", neighbours are a shard and an empty one, or any two.
+      task: a task to solve, e.g. with the prior as posterior.
+      shard: synthetic records at the declared capacity, as many valid ones as possible.
+      clients: at least two names. Each client is replayed, and noise is compared between them; the
+        first runs the whole plan.
+      visits: of the plan; all are replayed, since a solver may keep something and release it late.
+      advance: returns the next task after an answer; without it every visit gets the same posterior.
+      sampler: wraps the solver's sampler, if batches are random.
+      in_sums: whether answers are visible only in sums over clients (view = "aggregate").
+      unit: the protected unit. For "client", neighbours are a shard and an empty one, or any two shards.
 
     Returns:
-      The findings, none of which says anything of real data.
+      The findings, which contain nothing about real data.
     """
     found = _Replay(solver, recorder, keys, task, shard, clients, visits, advance, sampler, unit)
     return [*found.findings(), *([found.memory()] if in_sums else [])]
@@ -92,7 +95,7 @@ def replay_without_mechanism(
     visits: int = _VISITS,
     advance: Advance | None = None,
 ) -> list[Finding]:
-    """Says what can be told of a solver whose mechanism the audit cannot wrap: not its noise.
+    """Audits a solver whose mechanism cannot be wrapped, except for its noise and sensitivity.
 
     Compares prices, layouts of messages and public metrics on neighbouring data, with the same
     randomness.
@@ -138,16 +141,16 @@ class _Replay:
         hostile = dict(neighbours.hostile(self._shard, changed))
         substituted = {name: self._like(base, one, _VISITS) for name, one in hostile.items()}
         few = [self._like(base, shard, _VISITS) for shard in neighbours.few(self._shard, changed)]
-        # Each with the run that it is compared with.
+        # Each run is paired with the run that it is compared with.
         pairs = [(base, run) for run in (*removed, *substituted.values(), *few)]
         added = [(base, run) for run in removed]
-        # A hostile record, against the shard without it: the contribution it makes by itself.
+        # A hostile record against the shard without it shows the record's own contribution.
         added += [(run, removed[place]) for run in substituted.values()]
         added.append((few[0], few[1]))
         swapped = [(base, run) for run in substituted.values()]
         swapped += [(one, other) for one in substituted.values() for other in substituted.values()]
         if self._whole:
-            # All that a client holds comes and goes at once; any other data may be in its place.
+            # For the unit "client" all of a client's data is added, removed or replaced at once.
             empty, several = few[0], [base, *removed, *substituted.values(), few[1]]
             added = [(run, empty) for run in several]
             swapped += [(base, run) for run in (*removed, *few)]
@@ -249,7 +252,7 @@ class _Replay:
         )
 
     def _covered(self) -> Finding:
-        """How much of the plan was replayed: what was not is said, and is no pass."""
+        """Reports how much of the plan was replayed; an incomplete replay is not a pass."""
         whole = self._visits >= self._wanted
         return Finding(
             "replay",
@@ -263,7 +266,7 @@ class _Replay:
         )
 
     def _enough(self, base: Run) -> int:
-        """Visits of every client until there is enough noise to judge."""
+        """Returns how many visits of each client give enough noise to judge."""
         numbers = sum(call.output.size for call in base.calls) // len(base.tasks)
         visits = math.ceil(_NUMBERS / (len(self._clients) * max(numbers, 1)))
         return min(max(_VISITS, visits), _MOST_VISITS)
@@ -280,7 +283,7 @@ class _Replay:
         charged = [charge for charge in self._charges * _VISITS if charge is not None]
         slots = len(self._shard.mask)
         rates = [charge.rate for charge in charged if charge.rate < 1.0]
-        # Where every record is in every batch, a few show it.
+        # If every record is in every batch, two groups suffice.
         groups = neighbours.groups(slots, max(rates, default=1.0))[: None if rates else 2]
         probes = [
             self._like(base, neighbours.filled(self._shard, changed, group), _VISITS)
@@ -313,7 +316,7 @@ class _Replay:
 
 
 def _most_moved(base: Run, runs: Sequence[Run]) -> int:
-    """The place of the run whose totals differ most often from those of ``base``."""
+    """Returns the index of the run whose totals differ most often from those of ``base``."""
 
     def count(run: Run) -> int:
         return sum(

@@ -1,4 +1,4 @@
-"""One run of a solver's visits, and another like it on other records; what the replay compares."""
+"""Runs a solver's visits, and repeats them on other records with the same randomness, for the replay."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -17,23 +17,23 @@ from fedvi.updates.base import Change, LocalSolver, Shard, Task
 __all__ = ["Advance", "Keys", "Run", "Runner", "Silent", "same_answer"]
 
 Keys = Callable[[str, str], Callable[[str], Key]]
-"""(client, release) → (purpose → key): how the product derives its keys."""
+"""(client, release) → (purpose → key), as fedvi derives its keys."""
 
 Advance = Callable[[Task, Change], Task]
-"""(task, answer) → the client's next task, with the answer in it: what a server does."""
+"""(task, answer) → the client's next task, with the answer folded in, as a server does it."""
 
 
 class Run(NamedTuple):
     """One client's visits. Computed from records: never leaves the audit.
 
     Attributes:
-      visits: how many were asked for.
-      tasks: those that were begun.
+      visits: how many were requested.
+      tasks: the tasks that were begun.
       calls: the releases, in order.
       payloads: the messages that could be encoded.
       events: the event of each answer.
-      refusals: (visit, why) of each answer that there was not.
-      told: of each visit, what a log or a report would take of the solver's info.
+      refusals: (visit, reason) of each missing answer.
+      told: for each visit, the part of the solver's info that a log or report would use.
       draws: the key of each draw of a batch.
     """
 
@@ -48,9 +48,9 @@ class Run(NamedTuple):
 
 
 def same_answer(one: LocalSolver, other: LocalSolver, keys: Keys, task: Task, shard: Shard) -> bool:
-    """Says whether two solvers answer a task alike under the same keys, but for rounding.
+    """Whether two solvers give the same answer to a task under the same keys, up to rounding.
 
-    What is built to be looked at is compiled anew, and may round otherwise than what ships.
+    A solver built for the audit is compiled anew, and may round differently from the shipped one.
     """
     values = []
     for solver in (one, other):
@@ -66,7 +66,7 @@ def same_answer(one: LocalSolver, other: LocalSolver, keys: Keys, task: Task, sh
 
 
 class Silent:
-    """Stands in for a recorder where there is no mechanism to record."""
+    """Replaces a recorder if there is no mechanism to record."""
 
     def start(self, script: Sequence[Call] = ()) -> None:
         """Does nothing."""
@@ -94,16 +94,16 @@ class Runner:
         self._advance, self._sampler = advance, sampler
 
     def first(self, client: str, visits: int, shard: Shard, tasks: Sequence[Task] = ()) -> Run:
-        """A run with its own noise; it makes its tasks as it goes, unless there are some."""
+        """Makes a run with its own noise; derives its tasks on the way unless ``tasks`` are given."""
         return self._run(client, visits, shard, tasks, None)
 
     def like(self, base: Run, shard: Shard, visits: int | None = None) -> Run:
-        """A run with the keys, tasks and noised outputs of another."""
+        """Makes a run with the keys, tasks and noised outputs of another."""
         visits = len(base.tasks) if visits is None else min(visits, len(base.tasks))
         return self._run(base.tasks[0].client, visits, shard, base.tasks, base.calls)
 
     def renoised(self, base: Run, shard: Shard) -> Run:
-        """A run with the keys and tasks of another, and with its noise turned around."""
+        """Makes a run with the keys and tasks of another, and with its noise negated."""
         script = [call._replace(output=2 * call.total - call.output) for call in base.calls]
         return self._run(base.tasks[0].client, len(base.tasks), shard, base.tasks, script)
 
@@ -132,7 +132,7 @@ class Runner:
             except Exception as error:
                 if script is None:
                     raise
-                # That a client falls silent tells of its records.
+                # A missing answer reveals something about the records.
                 run.refusals.append((visit, type(error).__name__))
                 break
             run.events.append(released.event)
@@ -150,7 +150,7 @@ class Runner:
 
 
 def _exported(info: dict[str, Any]) -> dict[str, tuple[Any, events.Event | None]]:
-    """What a log, a message or a report would take of a solver's info, so that it compares."""
+    """Returns the part of a solver's info that may leave the client, in comparable form."""
     return {
         name: (_comparable(value.value), value.event if isinstance(value, ReleasedMetric) else None)
         for name, value in info.items()

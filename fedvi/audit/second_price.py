@@ -1,8 +1,8 @@
 """Prices solvers a second time, from public numbers and textbook formulas alone.
 
-Nothing here imports an accountant, a calibration, or the prices of sums: were a factor missing
-there, it would be missing here only if two people had made the same mistake. What is computed is what an
-adversary attains on one pair of data sets: a price that is stated may be above it, and never below.
+Nothing here imports an accountant, a calibration, or the prices of sums. A factor that is missing there is
+missing here only if the same mistake was made twice. The result is the ε that an adversary attains on one
+pair of data sets: a stated price may be above it, and never below.
 """
 
 import math
@@ -16,18 +16,18 @@ import scipy.special
 __all__ = ["TOLERANCE", "Release", "attained", "by_orders", "left_in_sum", "planned"]
 
 TOLERANCE = 5e-3
-"""How far below a second count a stated ε may be, relatively: `_sampled` is as exact as that."""
+"""How far, relatively, a stated ε may be below the second one: the precision of `_sampled`."""
 
 _CELLS = 2**17
-_REACH = 9.0  # of noise, in sds
-_SPAN = 60.0  # of privacy losses, to either side
+_REACH = 9.0  # range of the noise, in sds
+_SPAN = 60.0  # range of privacy losses on either side
 
 
 class Release(NamedTuple):
     """One noised sum, in plain numbers.
 
     Attributes:
-      noise: its std, in clip norms, in the one message.
+      noise: std of the noise in one message, in clip norms.
       add_remove, substitute: how far a unit moves the sum, in clip norms.
       rate: the probability that a unit is in the batch.
       fixed: whether batches have a fixed size.
@@ -43,11 +43,11 @@ class Release(NamedTuple):
 def planned(
     solver: str, settings: Mapping[str, Any], unit: str, noise: float, rate: float, fixed: bool
 ) -> list[Release] | None:
-    """Lists the noised sums of one visit, by what a solver is said to do; None for an unknown solver.
+    """Lists the noised sums of one visit, from the solver's documentation; None for an unknown solver.
 
-    A record that is clipped to 1 moves a sum by 1, and by 2 where another takes its place. A part's change,
-    or a client's, is clipped as a whole: one record may turn it around, which is 2; a client that comes
-    or goes moves its own by 1. What settings leave out is the default in the solver's documentation.
+    A record clipped to 1 moves a sum by 1 if it is added or removed, and by 2 if it is substituted. The
+    change of a part or a client is clipped as a whole: one record may reverse it, which moves it by 2; a
+    client that is added or removed moves it by 1. Missing settings have their documented defaults.
     """
     match solver:
         case "site_release" | "vips":
@@ -66,9 +66,9 @@ def planned(
 
 
 def left_in_sum(noise: float, least_reporting: int, colluding: int) -> float:
-    """Returns the noise between a client and whoever sees a sum of answers and knows some of them.
+    """Returns the std of the noise left in a sum for an observer who knows some of its answers.
 
-    Of ``least_reporting`` independent noises, the observer subtracts those of ``colluding`` clients.
+    The sum holds ``least_reporting`` independent noises; the observer subtracts ``colluding`` of them.
 
     >>> left_in_sum(1.0, 5, 1)
     2.0
@@ -83,14 +83,15 @@ def left_in_sum(noise: float, least_reporting: int, colluding: int) -> float:
 def attained(
     releases: list[Release], visits: int, relation: str, delta: float, noises: tuple[int, int]
 ) -> float:
-    """Returns the ε that a pair of data sets attains at ``delta``: a claim may not be below it.
+    """Returns the ε that a pair of data sets attains at ``delta``; a claim may not be below it.
 
-    Without sampling that of Gaussian noise, exactly; with it the privacy losses are convolved on a grid.
+    Without sampling the result is exact, for Gaussian noise. With sampling, privacy losses are convolved on
+    a grid.
 
     Args:
       releases: of one visit.
       visits: of the plan.
-      noises: how many answers a sum holds at least, and how many of them the observer knows.
+      noises: the fewest answers in a sum, and how many of them the observer knows.
     """
     shifts = [
         (getattr(release, relation) / left_in_sum(release.noise, *noises), release)
@@ -102,7 +103,7 @@ def attained(
     kinds: dict[tuple[float, float, float], int] = {}
     for shift, release in shifts:
         both = relation == "substitute" and not release.fixed
-        # Where a record is another one, the two stand half a shift to either side of nothing.
+        # For a substituted record the two means lie half a shift to either side of 0.
         places = (shift / 2.0, -shift / 2.0) if both else (shift, 0.0)
         at = (release.rate, *places)
         kinds[at] = kinds.get(at, 0) + visits
@@ -117,10 +118,10 @@ def by_orders(
     noises: tuple[int, int],
     amplified: bool,
 ) -> float:
-    """Returns the ε of Rényi divergences at the best of all orders; accountants of orders state it or more.
+    """Returns the ε by Rényi divergences at the best order; accountants of Rényi orders state no less.
 
-    Of ``zcdp``, which does not count sampling, with ``amplified`` false. The divergence of a Gaussian
-    sum is α·μ²/2; a sampled one is left to ``attained`` (0 is returned).
+    Set ``amplified`` to False for ``zcdp``, which ignores sampling. The divergence of a Gaussian sum is
+    α·μ²/2. For sampled sums the result is 0: ``attained`` covers them.
 
     Source: Canonne, Kamath and Steinke (2020), arXiv:2004.00010, Proposition 12.
     """
@@ -140,7 +141,7 @@ def by_orders(
 
 
 def _of_gaussian(mu: float, epsilon: float) -> float:
-    """δ of a Gaussian pair μ apart: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
+    """Returns δ of two unit Gaussians μ apart: Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
     upper, lower = mu / 2.0 - epsilon / mu, -mu / 2.0 - epsilon / mu
     first, second = scipy.special.log_ndtr([upper, lower])
     return float(math.exp(first) - math.exp(min(epsilon + second, 700.0)))
@@ -159,7 +160,7 @@ def _epsilon(delta_at: Callable[[float], float], delta: float) -> float:
 
 
 def _sampled(kinds: Mapping[tuple[float, float, float], int], delta: float, turned: bool) -> float:
-    """Convolves the losses of (1−q)N(0) + qN(a) against (1−q)N(0) + qN(b); ``turned``: the other way."""
+    """Convolves the losses of (1−q)N(0) + qN(a) against (1−q)N(0) + qN(b); ``turned`` swaps a and b."""
     width = 2.0 * _SPAN / _CELLS
     spectrum = np.ones(_CELLS // 2 + 1, complex)
     for (rate, there, here), count in kinds.items():
@@ -171,7 +172,7 @@ def _sampled(kinds: Mapping[tuple[float, float, float], int], delta: float, turn
         place = (law - other) / width
         below = np.floor(place)
         share = place - below
-        # Each loss is split between its neighbours, so that the mean stays what it is.
+        # Each loss is split between its neighbouring cells, so that the mean is preserved.
         cells = np.zeros(_CELLS)
         np.add.at(cells, below.astype(int) % _CELLS, mass * (1.0 - share))
         np.add.at(cells, (below.astype(int) + 1) % _CELLS, mass * share)

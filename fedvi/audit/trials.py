@@ -1,7 +1,7 @@
 """Runs the shipped sampler, clip and noise many times on worst-case pairs of inputs.
 
-Trials may draw from any generator of JAX: they run the sampler, clip and noise code that ships, and
-so test its arithmetic, not the generator under it.
+Trials may draw from any generator of JAX: they test the arithmetic of the shipped sampler, clip and noise,
+not the generator.
 """
 
 import dataclasses
@@ -40,21 +40,21 @@ Each is the total's projection on the direction of ``worst_pairs``, in clip norm
 """
 
 _BEYOND = 10.0
-"""Contributions are so many clip norms long, so that the clip has work to do."""
+"""Norm of the contributions, in clip norms, so that the clip is exercised."""
 
 _WIDTH = 3
 _CHUNK = 2048
 
 
 class Side(NamedTuple):
-    """One of two neighbouring shards of contributions: [slots, d], and which slots are filled."""
+    """One of two neighbouring shards: contributions [slots, d], and which slots are filled."""
 
     contributions: np.ndarray
     valid: np.ndarray
 
 
 class Mixture(NamedTuple):
-    """A claimed law of one total: Σ wᵢ N(mᵢ, σ²), in clip norms, along the audit's direction."""
+    """The claimed law of one total: Σ wᵢ N(mᵢ, σ²), in clip norms, along the audit's direction."""
 
     weights: tuple[float, ...]
     means: tuple[float, ...]
@@ -62,9 +62,9 @@ class Mixture(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case:
-    """A pair of shards and the laws by which outcomes are scored.
+    """A pair of shards, and the laws by which outcomes are scored.
 
-    A score is any function of the outcome; a poor one costs power and never validity.
+    Any function of the outcome is a valid score; a poor one only costs power.
     """
 
     name: str
@@ -82,19 +82,19 @@ class Case:
 
 
 def worst_pairs(step: events.Event, relation: events.Relation, slots: int) -> list[Case]:
-    """Returns the pairs on which a release of this price does worst, and some that catch a wrong price.
+    """Returns the worst-case pairs for a release of this price, and pairs that expose a wrong price.
 
-    ``nothing else``: all other records contribute zero, the changed one +C, and in the other shard
-    nothing (add_remove) or −C (substitute). ``the rest opposed``: all others contribute −C, so that
-    a batch of fixed size tells by which record it left out (docs/proofs/fixed_size.md).
+    ``nothing else``: all other records contribute zero. The changed record contributes +C and, in the other
+    shard, nothing (add_remove) or −C (substitute). ``the rest opposed``: all others contribute −C, so that
+    a batch of fixed size reveals which record it left out (docs/proofs/fixed_size.md).
 
     Args:
       step: the event of one noised total.
-      relation: that of the claim.
+      relation: of the claim.
       slots: the number of slots of a shard; all are filled.
 
     Raises:
-      UnsupportedEvent: if the event is not one noised sum, sampled or not.
+      UnsupportedEvent: the event is not one noised sum, sampled or not.
     """
     up = np.full(_WIDTH, _BEYOND / math.sqrt(_WIDTH))
     others = np.zeros((slots, _WIDTH))
@@ -143,17 +143,17 @@ def worst_pairs(step: events.Event, relation: events.Relation, slots: int) -> li
 
 
 def shipped(sampler: Sampler, mechanism: Mechanism, clip_norm: float, steps: int) -> Trials:
-    """Returns the trial that runs the product: draw, clip and sum, noise, ``steps`` times."""
+    """Returns a trial of the shipped code: draw, clip and sum, noise, ``steps`` times."""
     return functools.partial(_trial, sampler, mechanism, clip_norm, steps)
 
 
 def in_sums(
     sampler: Sampler, mechanism: Mechanism, clip_norm: float, steps: int, honest: int
 ) -> Trials:
-    """Returns the trial of sums over clients: the changed one's answers, and others' of no records.
+    """Returns a trial of sums over clients: one with the shard's records, the others without records.
 
     Args:
-      sampler, mechanism, clip_norm, steps: of each client, as of ``shipped``.
+      sampler, mechanism, clip_norm, steps: of each client, as in ``shipped``.
       honest: how many clients' noise is in a sum.
     """
     one = functools.partial(_trial, sampler, mechanism, clip_norm, steps)
@@ -211,7 +211,7 @@ def _compiled(trials: Trials) -> Any:
 
 
 def _log_density(x: np.ndarray, law: Mixture, sigma: float) -> np.ndarray:
-    """Σ over components of log w − (x − m)²/2σ², up to the constant that cancels in a ratio."""
+    """Returns log Σ w·exp(−(x − m)²/2σ²) over components, without the constant that cancels in a ratio."""
     parts = [
         math.log(weight) - (x - mean) ** 2 / (2.0 * sigma**2)
         for weight, mean in zip(law.weights, law.means, strict=True)

@@ -1,4 +1,4 @@
-"""Mistakes that somebody could make, planted in memory by ``fedvi audit --self-test``."""
+"""Plausible mistakes in fedvi's code, which ``fedvi audit --self-test`` plants in memory."""
 
 from fedvi.audit.faults.catalogue import FAULTS
 from fedvi.audit.faults.fault import Fault

@@ -1,4 +1,4 @@
-"""Planted faults of the client's loop, of its store, and of files that travel by hand."""
+"""Planted faults of the client's loop, its store, and task and result files."""
 
 from fedvi.audit.faults.fault import Fault
 

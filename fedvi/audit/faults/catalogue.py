@@ -7,4 +7,4 @@ from fedvi.audit.faults.in_releases import IN_RELEASES
 __all__ = ["FAULTS"]
 
 FAULTS = (*AT_CLIENTS, *IN_PRICES, *IN_RELEASES)
-"""Clients and what they keep; prices and ledgers; noise, batches and clips."""
+"""Faults of clients and their stores; of prices and ledgers; of noise, batches and clips."""

@@ -1,4 +1,4 @@
-"""Defines a planted fault: its name, what it replaces, and what should find it."""
+"""Defines a planted fault: its name, its change of code, and the layer that should find it."""
 
 from typing import NamedTuple
 
@@ -10,12 +10,12 @@ class Fault(NamedTuple):
 
     Attributes:
       name: of the fault.
-      says: what is wrong, and for whom.
+      says: its consequence, in a sentence.
       place: "module:function", or "module:Class.method", below ``fedvi``.
-      right: text that the function has exactly once.
-      wrong: what stands in its place.
-      layer: of the audit that is expected to find it, and is asked first.
-      needs: what a study must have for the mistake to matter there: words of ``NEEDS``.
+      right: text that occurs exactly once in the function.
+      wrong: its replacement.
+      layer: the audit layer that should find it, which runs first.
+      needs: keys of ``NEEDS``: what a study must have for the mistake to matter.
     """
 
     name: str
@@ -49,4 +49,4 @@ NEEDS = {
     "rounded_gaussian": 'privacy.mechanism = "rounded_gaussian"',
     "rdp": "the accountant `rdp`",
 }
-"""What a study may lack, in words. Kinds of solvers, families, samplers and so on are those of its file."""
+"""Descriptions of what a study may lack; solvers, families and samplers have their names in study files."""

@@ -1,4 +1,4 @@
-"""Planted faults of what is charged, stated and refused."""
+"""Planted faults of charges, stated prices and refusals."""
 
 from fedvi.audit.faults.fault import Fault
 
@@ -34,7 +34,7 @@ IN_PRICES = (
     ),
     Fault(
         "messages-stated-at-the-price-of-sums",
-        "Of whoever sees every message it is said that they see sums alone.",
+        "The claim for somebody who sees every message is priced as if they saw only sums.",
         "privacy.statement:_claim",
         "sums = header.sums if view == header.view else None",
         "sums = header.sums",
@@ -52,7 +52,7 @@ IN_PRICES = (
     ),
     Fault(
         "noise-for-one-visit-fewer",
-        "The noise is that of a plan which is shorter than this.",
+        "The noise is calibrated for a shorter plan.",
         "study.noising:solver_of",
         "return events.repeat(build(noise_multiplier).cost, schedule.rounds)",
         "return events.repeat(build(noise_multiplier).cost, schedule.rounds - 1)",
@@ -79,7 +79,7 @@ IN_PRICES = (
     ),
     Fault(
         "fixed-batches-at-the-poisson-price",
-        "Another record stands in the place of the one that is left out, and nobody pays for it.",
+        "Another record takes the place of the one that is left out, and that is not charged.",
         "privacy.sampling.feistel:Feistel.event",
         "return events.WithoutReplacement(self.batch, self.max_records, inner)",
         "return events.PoissonSampled(self.batch / self.max_records, inner)",

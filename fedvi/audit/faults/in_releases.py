@@ -1,4 +1,4 @@
-"""Planted faults of noise, batches and clips, and of what a server shows."""
+"""Planted faults of noise, batches and clips, and of what a server publishes."""
 
 from fedvi.audit.faults.fault import Fault
 
@@ -90,7 +90,7 @@ IN_RELEASES = (
     ),
     Fault(
         "gradient-of-the-scale-left-out-of-the-norm",
-        "A record that tells much of a scale moves a step further than is paid for.",
+        "A record with a large gradient of the scale moves a step further than is paid for.",
         "inference.per_record:Records.norm",
         "self.norms()",
         "self.norms()[:1]",

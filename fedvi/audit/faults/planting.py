@@ -1,4 +1,4 @@
-"""Plants a fault in a function in memory, and removes it again; no file changes."""
+"""Plants a fault in a function in memory, and removes it again; files do not change."""
 
 import contextlib
 import importlib
@@ -19,13 +19,13 @@ __all__ = ["planted"]
 
 @contextlib.contextmanager
 def planted(fault: Fault) -> Iterator[None]:
-    """Replaces the code of one function as long as it lasts.
+    """Replaces the code of one function within the context.
 
-    The function object stays, and so everybody who holds it has the fault. What was compiled or
-    remembered before is forgotten, now and at the end: build what is to have the fault afterwards.
+    The function object stays the same, so that every reference to it has the fault. Compiled programs and
+    caches are cleared on entry and exit: build the objects under test inside the context.
 
     Raises:
-      ConfigError: the function does not have the text that is to be replaced, or has it more than once.
+      ConfigError: the text to replace does not occur exactly once in the function.
     """
     function = _function(fault)
     right, wrong = function.__code__, _changed(fault, function)
@@ -51,7 +51,7 @@ def _function(fault: Fault) -> FunctionType:
 
 
 def _changed(fault: Fault, function: FunctionType) -> CodeType:
-    """Returns the code of the function's text with the fault."""
+    """Compiles the function's source with the fault."""
     text = textwrap.dedent(inspect.getsource(function))
     count = text.count(fault.right)
     if count != 1:
@@ -64,7 +64,7 @@ def _changed(fault: Fault, function: FunctionType) -> CodeType:
     whole = compile(
         "\n" * (first - 1) + changed, function.__code__.co_filename, "exec", dont_inherit=True
     )
-    # What decorates the function is not run again: its code alone is wanted.
+    # Only the function's code is used; its decorators are not run again.
     (code,) = (
         constant
         for constant in whole.co_consts
@@ -74,7 +74,7 @@ def _changed(fault: Fault, function: FunctionType) -> CodeType:
 
 
 def _forget() -> None:
-    """Clears what was compiled, and what functions of fedvi remember of earlier calls."""
+    """Clears compiled programs and the caches of fedvi's functions."""
     jax.clear_caches()
     for name, module in list(sys.modules.items()):
         if not name.startswith("fedvi."):
