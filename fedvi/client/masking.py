@@ -156,7 +156,7 @@ class Masking:
                 raise errors.ProtocolError(
                     f"the server shows keys of {len(reply.parts)} sites, expected those of the "
                     f"{len(self._form.clients)} of the study",
-                    "who takes part is said in the study file, and nobody else may",
+                    "the study file lists the sites that take part; no other site may",
                 )
             if self._stage == 1:
                 self._take_keys(reply.parts)
@@ -183,8 +183,8 @@ class Masking:
             raise errors.ProtocolError(
                 f"task {task.task_id!r} asks for an answer of visit {task.visit}, and visit {answered} was "
                 "answered: a mask serves one answer, and two behind it would show their difference",
-                "the server was set back, or asks for more than it may; what was sealed is sent again as "
-                "it is, and nothing else",
+                "the server was set back, or asks for more than it may; only the sealed answer is sent "
+                "again",
             )
 
     def mask(self, task: Task, payload: Payload) -> Payload:

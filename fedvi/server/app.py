@@ -123,8 +123,8 @@ class Settings:
                 # Not with --tls either: browsers do not trust our certificates.
                 port = self.page.rpartition(":")[2]
                 raise errors.ConfigError(
-                    f"--page {self.page} can be reached from other machines, and the page asks nobody "
-                    "who they are",
+                    f"--page {self.page} can be reached from other machines, and the page has no "
+                    "authentication",
                     f"give 127.0.0.1:{port}, and look from elsewhere through `ssh -L {port}:127.0.0.1:"
                     f"{port} HOST`, or by `fedvi watch --server`",
                 )
@@ -448,7 +448,7 @@ def _refuse_to_go_on(time_keeper: asyncio.Task[None]) -> None:
     place = f"{Path(last.filename).name}:{last.lineno}"
     logs.log(
         "error",
-        f"nobody keeps time any more ({name} at {place}): the server stops",
+        f"the time keeper failed ({name} at {place}): the server stops",
         logging.ERROR,
         where=where,
     )

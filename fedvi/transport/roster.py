@@ -132,7 +132,7 @@ class Roster:
             )
         if name not in (None, found.name):
             raise errors.IdentityError(
-                f"{whose} was used by one who says to be {name!r:.80}, expected the same name",
+                f"{whose} was used by a caller that claims to be {name!r:.80}, expected the same name",
                 "give --as the name that stands in the certificate",
             )
         return found

@@ -66,7 +66,7 @@ def test_a_client_cannot_pass_for_another_in_any_call(folders, tmp_path, method)
             getattr(stub, method)(kind(client="south"))
         found = status.from_status(caught.value)
         assert isinstance(found, errors.IdentityError)
-        assert "the certificate of 'north' was used by one who says to be 'south'" in str(found)
+        assert "'north' was used by a caller that claims to be 'south'" in str(found)
         assert caught.value.code() == grpc.StatusCode.PERMISSION_DENIED
 
 

@@ -126,8 +126,8 @@ def extend(spec: ServerSpec, state: ServerState) -> ServerState:
         )
     if spec.schedule.name == "from_generator":
         raise errors.ConfigError(
-            f"{listed} cannot be added: the schedule is a script in Python, whose course may hang on who "
-            "takes part",
+            f"{listed} cannot be added: the schedule is a script in Python, whose course may depend on "
+            "its clients",
             "add clients to a study with another schedule, or list the script's stages",
         )
     before = spec._replace(clients=known)

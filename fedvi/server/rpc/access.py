@@ -112,7 +112,7 @@ class Access:
         try:
             if client == PRIOR:
                 raise errors.IdentityError(
-                    f"the call says that it comes from {client!r}, which nobody dials in as",
+                    f"the call says that it comes from {client!r}, a reserved name",
                     "a client's name is that of its [[clients]] entry in the study",
                 )
             self._identify(context, "client", client)

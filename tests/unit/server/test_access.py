@@ -42,7 +42,7 @@ def test_names_that_are_not_in_the_study_share_what_they_may_call():
 def test_nobody_dials_in_as_the_worker_of_the_prior():
     # Its answers are folded unprotected and in the server's trust; a plaintext caller says any name.
     access = Access(("south", "prior"), None)
-    with pytest.raises(errors.IdentityError, match=r"'prior', which nobody dials in as"):
+    with pytest.raises(errors.IdentityError, match=r"'prior', a reserved name"):
         access.admit(None, "prior")
 
 

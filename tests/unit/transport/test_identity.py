@@ -58,7 +58,7 @@ def test_each_refusal_has_its_own_sentence(tmp_path, root):
         (north, "client", "north", NOW - DAY, r"the certificate of 'north' begins on 20"),
         (admin, "client", "boss", None, r"'boss' has the role admin, expected client"),
         (north, "admin", None, None, r"'north' has the role client, expected admin"),
-        (north, "client", "south", None, r"used by one who says to be 'south'"),
+        (north, "client", "south", None, r"used by a caller that claims to be 'south'"),
     ):
         with pytest.raises(errors.IdentityError, match=said) as caught:
             book.check(shown(folder), role, name, at)
