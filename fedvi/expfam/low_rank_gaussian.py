@@ -380,11 +380,12 @@ def _grouped(size: int, rank: int, directions: str, groups: Any) -> LowRankGauss
         )
     if rank not in (found, _RANK):
         raise errors.FamilyError(
-            f"rank is {rank!r} beside groups, of which {found} have a direction", "leave rank out"
+            f"rank is {rank!r}, expected {found}, one for each group of two or more",
+            "leave rank out",
         )
     if directions != "random":
         raise errors.FamilyError(
-            f"directions is {directions!r} beside groups, which are directions", "leave one out"
+            f"directions is {directions!r}, but groups already give them", "leave one out"
         )
     return LowRankGaussian(size, found, 0, GroupDirections(tuple(groups)))
 

@@ -12,7 +12,7 @@ from fedvi.privacy.release import Released, release
 
 __all__ = ["noised_in_blocks"]
 
-# Roundings of float64 behind one term of a sum, beside the sum itself.
+# Float64 roundings behind one term of a sum, besides the additions.
 _ROUNDINGS = 8
 
 

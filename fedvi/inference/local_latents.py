@@ -264,8 +264,8 @@ def local_problem(family: Any, model: Model) -> Local:
         return Local(family, model, family.size)
     if isinstance(family, FactoredGaussian):
         raise errors.SolverError(
-            "family `low_rank_gaussian` beside site effects: its directions are of θ, and q is over θ and "
-            "the effects of a site",
+            "family `low_rank_gaussian` does not support site effects: its directions are of θ, and q is "
+            "over θ and the effects of a site",
             'write kind = "full_gaussian" or "diagonal_gaussian" under [family], or leave site_effect out',
         )
     joint = inner.joint()
@@ -287,8 +287,8 @@ def refuse_site_effects(model: Model, solver: str) -> None:
     inner = model.model if isinstance(model, UnitModel) else model
     if isinstance(inner, SharesEffects):
         raise errors.SolverError(
-            f"solver `{solver}` beside site effects, which all records of a site share: it looks at "
-            "records, or at parts of a shard, each by itself, and could not infer them",
+            f"solver `{solver}` does not support site effects, which all records of a site share: it "
+            "treats records, or parts of a shard, separately, and cannot infer them",
             "use solver kind `dp_optimisation`, or `perturbed_update`; without privacy `exact`, `glm` or "
             "`gradient`; or leave site_effect out",
         )

@@ -40,8 +40,8 @@ _GAUSSIAN = (
 _PARTS = "loc", "scale", "scale_tril", "cov_factor"
 # The most rows of a summary.
 _MOST_SHOWN = 30
-_GUIDES_OWN = "intervals of the guide do not hold the noise of the descent"
-_CLIPPED = "no interval holds what clipping takes"
+_GUIDES_OWN = "intervals of the guide do not include the noise of the gradients"
+_CLIPPED = "no interval accounts for clipping"
 
 
 class Latents:
@@ -191,7 +191,7 @@ class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
         """
         if self._fit is None:
             raise errors.SolverError(
-                "this copy of a result has lost the fit that it is of",
+                "this copy of a result has lost the fit that made it",
                 "svi.noise_aware(result.state)",
             )
         found: NoiseAware = self._fit.noise_aware(self.state)
@@ -288,11 +288,11 @@ def latents_of(
     """
     if type(guide) not in _GAUSSIAN:
         name = getattr(guide, "__name__", type(guide).__name__)
-        return f"the guide {name} is none of NumPyro's automatic Gaussian ones"
+        return f"the guide {name} is not one of NumPyro's automatic Gaussian guides"
     if clip != "likelihood":
         return f"clip={clip!r} clips the prior together with the records"
     if clipping not in ("flat", "per_site"):
-        return f"clipping={clipping!r} rescales every gradient, and moves where their sum vanishes"
+        return f"clipping={clipping!r} rescales every gradient, which moves the zero of their sum"
     if found.has_local:
         return "records have latents of their own"
     others = sorted(set(params) - _own(guide))
@@ -348,7 +348,7 @@ def unlike_a_regression(found: Guided, latents: Latents) -> str:
         return ""
     return (
         f"a record's gradients span more than {most} of {latents.size} dimensions, as those of networks "
-        "and mixtures do, whose posterior no one Gaussian is"
+        "and mixtures do, whose posterior is not Gaussian"
     )
 
 

@@ -179,7 +179,7 @@ def _curvature(
     edge = sd * np.sqrt(2.0 * size)
     if found[0] < -edge - _RARE * sd:
         raise errors.SolverError(
-            "the log likelihood is not concave where the descent went: no Gaussian there is a posterior"
+            "the log likelihood is not concave where the descent went: no Gaussian fits the posterior"
         )
     below = np.clip(noise_aware.hidden_values(found, sd), 0.0, edge)
     is_seen = found > edge

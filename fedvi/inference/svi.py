@@ -234,8 +234,8 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             raise errors.ModelError(
                 f"model and guide cannot be set up on a made-up record: {type(error).__name__}: "
                 f"{error}",
-                "they are called with one record of ones, 0 for integers; all outside of the record "
-                "plate must be finite there, and no shape be fixed to the size of the data set",
+                "they are called with one record of ones, 0 for integers; terms outside of the record "
+                "plate must be finite there, and no shape may be fixed to the size of the data set",
             ) from error
         check_mutable(started.mutable_state)
         params = self.optim.get_params(started.optim_state)
@@ -352,7 +352,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         if init_state is not None and isinstance(init_state.step, jax.core.Tracer):
             raise errors.PrivacyError(
                 "run was called under a JAX transformation, expected outside of any",
-                "it compiles by itself; inside one's own, jax.lax.scan(lambda state, _: "
+                "it compiles by itself; inside a transformation use jax.lax.scan(lambda state, _: "
                 "svi.update(state, x, y), state, length=steps)",
             )
         taken = 0 if init_state is None else int(init_state.step)
@@ -455,7 +455,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         )
         if not np.array_equal(state.fit, self._fit):
             raise errors.PrivacyError(
-                "the state is one of another fit, which was charged for its steps; this one was not",
+                "the state belongs to another fit: that fit was charged for its steps, this one was not",
                 "pass what `init`, `update` or `run` of this very object returned",
             )
         key = np.asarray(jax.random.key_data(ratchet.next_key(state.noise_key, state.step)))
@@ -497,7 +497,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             if new is not old and not np.array_equal(new, old):
                 raise errors.ModelError(
                     f"an argument that holds no records is {new!r}, expected {old!r} as at `init`",
-                    "it stays what it was, and is no argument of a compiled function but a constant: "
+                    "it must stay the same, and under jit be a constant instead of an argument: "
                     "jax.jit(lambda state, x, y: svi.update(state, x, y, beta=0.5)), or a keyword of "
                     "DPSVI itself",
                 )

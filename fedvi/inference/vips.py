@@ -128,7 +128,7 @@ class VIPS(SpeaksOfRuns, Owned):
         if not isinstance(model, ConjugateModel):
             raise errors.SolverError(
                 f"model is a {type(model).__name__}, expected a conjugate-exponential model",
-                "any other model: fedvi.DPSVI",
+                "for any other model use fedvi.DPSVI",
             )
         super().__init__()
         self.model: Any = model

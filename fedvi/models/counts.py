@@ -23,7 +23,7 @@ def poisson(
     Args:
       names: the D coefficients, in the order of the columns of x.
       prior_scale: prior standard deviation of every coefficient, or one for each.
-      intercept_scale: that of the coefficient named ``(Intercept)``, if different.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (count, offset), where the offset is the log of the exposure, such
         as the time at risk: y ~ Poisson(exp(xᵀθ + offset)). In a formula: ``offset(log(years))``.
 
@@ -53,7 +53,7 @@ def negative_binomial(
       names: the D coefficients, in the order of the columns of x.
       dispersion: the dispersion, above 0.
       prior_scale: prior standard deviation of every coefficient, or one for each.
-      intercept_scale: that of the coefficient named ``(Intercept)``, if different.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (count, offset); see ``poisson``.
 
     Raises:

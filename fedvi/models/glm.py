@@ -174,7 +174,7 @@ def logistic(
     Args:
       names: the D coefficients, in the order of the columns of x.
       prior_scale: prior standard deviation of every coefficient, or one for each.
-      intercept_scale: that of the coefficient named ``(Intercept)``, if different.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (outcome, offset), see ``WithOffset``.
 
     Raises:
@@ -201,7 +201,7 @@ def linear(
       names: the D coefficients, in the order of the columns of x.
       noise_scale: standard deviation of y around xᵀθ, in the unit of y.
       prior_scale: prior standard deviation of every coefficient, or one for each.
-      intercept_scale: that of the coefficient named ``(Intercept)``, if different.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (outcome, offset), see ``WithOffset``.
 
     Raises:

@@ -128,9 +128,7 @@ class LatentDirichlet:
             known = ", ".join(map(repr, TIDY))
             raise errors.ModelError(f"tidy is {self.tidy!r}, expected one of {known}")
         if self.mass is not None and self.tidy != "simplex":
-            raise errors.ModelError(
-                f'mass is {self.mass}, which only tidy = "simplex" has a use for'
-            )
+            raise errors.ModelError(f'mass is {self.mass}, which only tidy = "simplex" uses')
 
     @property
     def alpha(self) -> float:
@@ -519,8 +517,8 @@ def _columns_of(documents: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 def _odd_document() -> errors.ModelError:
     # Does not name the document: test records may be confidential.
     return errors.ModelError(
-        "a document's words do not rise, or are outside the vocabulary, or a count is no whole number "
-        f"from 0 to {_MOST_TIMES}",
+        "a document's words do not increase, or are outside the vocabulary, or a count is not a whole "
+        f"number from 0 to {_MOST_TIMES}",
         "make them with fedvi.data.bag_of_words",
     )
 

@@ -65,7 +65,7 @@ def multivariate_linear(
       outcomes: the names of the K outcomes, two or more. In a formula: ``cbind(sbp, dbp) ~ age``.
       noise_scale: standard deviation of every outcome around its mean, or one for each.
       prior_scale: prior standard deviation of every coefficient, or one for each column.
-      intercept_scale: that of the coefficients named ``(Intercept)``, if different.
+      intercept_scale: prior standard deviation of the coefficients named ``(Intercept)``, if different.
 
     Raises:
       ModelError: no names, a repeated one, fewer than two outcomes, or a scale that is not a positive

@@ -78,7 +78,7 @@ class DiscreteNetwork:
             order.prepare()
         except graphlib.CycleError as error:
             raise errors.ModelError(
-                f"parents form a circle: {' -> '.join(error.args[1])}",
+                f"parents form a cycle: {' -> '.join(error.args[1])}",
                 "a network orders its variables: leave one of these arrows out",
             ) from None
         check_positive(self, "concentration")

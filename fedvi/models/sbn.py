@@ -30,8 +30,8 @@ _ITERATIONS = 20
 # The precision of the first q, and the deviation of its means (docs/proofs/updates.md §8): units that
 # start alike stay alike, and units with a wide q die out.
 _START_PRECISION, _START_WEIGHT = 100.0, 0.3
-_RECONSTRUCTED = "share of units that are read off right"
-_CONSTANT = "the same, were each unit always what it is most often"
+_RECONSTRUCTED = "share of units reconstructed correctly"
+_CONSTANT = "the same for the best constant prediction"
 _AT_LEAST = "mean log-likelihood, at least"
 # How many units are in memory at a time.
 _AT_ONCE = 1 << 22

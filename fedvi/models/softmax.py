@@ -90,7 +90,7 @@ def multinomial(
       levels: the K levels of the outcome, two or more, the reference first. A study takes them from the
         schema of the response.
       prior_scale: prior standard deviation of every coefficient, or one for each column.
-      intercept_scale: that of the coefficients named ``(Intercept)``, if different.
+      intercept_scale: prior standard deviation of the coefficients named ``(Intercept)``, if different.
 
     Raises:
       ModelError: no names, a repeated one, fewer than two levels, or a scale that is not a positive

@@ -26,7 +26,7 @@ def binomial(
     Args:
       names: the D coefficients, in the order of the columns of x.
       prior_scale: prior standard deviation of every coefficient, or one for each.
-      intercept_scale: that of the coefficient named ``(Intercept)``, if different.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (s, f, offset), see ``WithOffset``.
       typical_trials: s + f of a typical record: a public number, never computed from the data. The
         likelihood does not depend on it. The solver ``vips`` uses it to weight its blocks, and plans use

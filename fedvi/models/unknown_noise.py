@@ -57,7 +57,7 @@ class UnknownNoise:
     ridge: float = 0.5
     predicted: ClassVar[tuple[str, str]] = (
         "mean of y, in the unit of the file",
-        "so little is known of the noise that an outcome has no mean: model.noise_shape is at most ½",
+        "the noise is too uncertain for an outcome to have a mean: model.noise_shape is at most ½",
     )
 
     def __post_init__(self) -> None:

@@ -234,7 +234,7 @@ def listens(server: "subprocess.Popen[str]") -> str:
     [
         ({"more": '[family]\nkind = "diagonal_gaussian"'}, "family is given beside model.kind"),
         ({"more": "[prior]\nscale = 1.0"}, "prior is given beside model.kind"),
-        ({"solver": "row_norm = 1.0"}, "row_norm is 1.0, which a Levels has no use for"),
+        ({"solver": "row_norm = 1.0"}, "row_norm is 1.0, which a Levels does not use"),
         ({"solver": "shares = { count = 1.0 }"}, "shares names 'count', which is no block"),
         ({"solver": "averaging = 2.0"}, "averaging is 2.0, expected a number from 0 to 1"),
     ],

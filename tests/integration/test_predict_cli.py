@@ -385,8 +385,8 @@ def test_a_belief_network_is_measured_by_its_units(tmp_path: Path) -> None:
     folder, _ = ended(raw, tmp_path / "beliefs")
     np.savez(tmp_path / "y.npz", y=np.array([[0, 1, 1], [1, 1, 0], [1, 0, 0]]))
     said = " ".join(fedvi("evaluate", folder, tmp_path / "y.npz").output.split())
-    assert "share of units that are read off right" in said
-    assert "the same, were each unit always what it is most often 0.6667" in said
+    assert "share of units reconstructed correctly" in said
+    assert "the same for the best constant prediction 0.6667" in said
     told = json.loads(fedvi("evaluate", folder, tmp_path / "y.npz", "--json").output)
     assert told["draws"] == 200
     # Three units at about even odds each.

@@ -114,13 +114,13 @@ def vips(
         model = conjugate_form(family, model, row_norm, learn_prior, ridge)
     elif row_norm is not None:
         raise errors.SolverError(
-            f"row_norm is {row_norm}, which a {type(model).__name__} has no use for",
+            f"row_norm is {row_norm}, which a {type(model).__name__} does not use",
             "leave it out; `typical` holds the norms of its blocks",
         )
     if model.family != family:
         raise errors.SolverError(
             f"solver `vips` needs the family {model.family} for this model, found {family}",
-            'of a regression that is [family] kind = "full_gaussian"',
+            'for a regression, write [family] kind = "full_gaussian"',
         )
     if not clip_norm > 0.0:
         raise errors.SolverError(f"clip_norm is {clip_norm}, expected a number above 0")

@@ -192,5 +192,7 @@ def test_noise_leaves_every_answer_proper_and_within_bounds():
 
 def test_site_effects_are_refused_in_words():
     model = site_effects(models.linear(["a", "b", "c"]))
-    with pytest.raises(errors.SolverError, match=r"`low_rank_gaussian` beside site effects"):
+    with pytest.raises(
+        errors.SolverError, match=r"`low_rank_gaussian` does not support site effects"
+    ):
         solvers.gradient(expfam.low_rank_gaussian(3, rank=1), model)

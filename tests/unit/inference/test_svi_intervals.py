@@ -91,8 +91,8 @@ def test_noise_is_told_and_the_result_says_that_the_guide_does_not_hold_it():
     _, result = noisy()
     for name, interval in result.intervals().items():
         assert (np.diff(interval, axis=0) > 1.5 * np.diff(plain.intervals()[name], axis=0)).all()
-    assert "do not hold the noise of the descent" in repr(result)
-    assert "no interval holds what clipping takes" in str(result.noise_aware())
+    assert "do not include the noise of the gradients" in repr(result)
+    assert "no interval accounts for clipping" in str(result.noise_aware())
 
 
 def test_draws_and_quantiles_are_of_one_law():
@@ -142,7 +142,7 @@ def test_sums_are_the_same_step_by_step_and_in_two_runs():
 
 
 REFUSED = {
-    "flow": ({}, "AutoIAFNormal is none of NumPyro's automatic Gaussian ones"),
+    "flow": ({}, "AutoIAFNormal is not one of NumPyro's automatic Gaussian guides"),
     "network": ({}, r"parameters beside its latents: net\$params"),
     "logistic": ({"clipping": "normalised"}, "clipping='normalised' rescales"),
     "hierarchical": ({"clip": "elbo"}, "clip='elbo' clips the prior"),
@@ -164,7 +164,7 @@ def test_where_no_interval_is_honest_there_is_none(kind):
         svi.noise_aware(state)
     said = DPSVIRunResult.of(svi, None, state, None).remark
     assert "no others are honest" in said
-    assert "do not hold the noise of the descent" in said
+    assert "do not include the noise of the gradients" in said
 
 
 @pytest.mark.nightly
@@ -211,7 +211,7 @@ def test_a_fit_and_its_result_say_what_they_are_and_nothing_private():
     assert "losses withheld" in repr(result)
     # The promise's mark, and what intervals are worth, go wherever the numbers go.
     assert result.warnings[0] == "simulation: no guarantee"
-    assert "do not hold the noise of the descent" in result.warnings[1]
+    assert "do not include the noise of the gradients" in result.warnings[1]
     for warning in result.warnings:
         assert warning.split(";")[0][:50] in str(result.summary()).replace("\n  ", " ")
     rows = {row[0]: row[1:] for row in result.noise_aware().rows()}

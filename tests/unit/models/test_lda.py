@@ -699,7 +699,7 @@ def test_what_helpers_cannot_read_is_refused():
         top_words(q, ["a", "b"])
     odd = records(2)
     odd["words"][0] = 0
-    with pytest.raises(errors.ModelError, match=r"words do not rise"):
+    with pytest.raises(errors.ModelError, match=r"words do not increase"):
         document_topics(MODEL, q, odd)
     odd["counts"] *= 0.5
     with pytest.raises(errors.ModelError, match=r"no whole number"):

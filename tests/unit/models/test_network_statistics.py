@@ -105,8 +105,8 @@ def test_private_tables_are_near_the_true_ones():
         ({"levels": (2, 1)}, "b has 1 levels, expected at least 2"),
         ({"parents": ((), ("c",))}, "b has the parent 'c', which is no variable"),
         ({"parents": ((), ("a", "a"))}, "expected no name twice"),
-        ({"parents": (("b",), ("a",))}, "parents form a circle: "),
-        ({"parents": (("a",), ())}, "parents form a circle: a -> a"),
+        ({"parents": (("b",), ("a",))}, "parents form a cycle: "),
+        ({"parents": (("a",), ())}, "parents form a cycle: a -> a"),
         ({"concentration": 0.0}, "concentration is 0.0"),
     ],
 )

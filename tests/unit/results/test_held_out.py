@@ -108,7 +108,7 @@ def test_a_belief_network_reads_units_off_and_bounds_its_likelihood_from_below()
     hidden = np.array([-0.3, 0.8])
     y = np.array(list(itertools.product([0, 1], repeat=3)))
     found = measure(BELIEFS, at_a_point(weights, visible, hidden), source(y=y), 4000)
-    assert found.measure == "share of units that are read off right"
+    assert found.measure == "share of units reconstructed correctly"
     # Exact: the sum over all states of the hidden units.
     total = np.zeros(len(y))
     for z in itertools.product([0, 1], repeat=2):
@@ -124,7 +124,7 @@ def test_a_belief_network_reads_units_off_and_bounds_its_likelihood_from_below()
     few = dict(measure(BELIEFS, at_a_point(weights, visible, hidden), often, 1).beside)
     assert few["mean log-likelihood, at least"] < np.log(total).mean() - 0.01
     # Of all records each unit is on in half: a constant is right half of the time.
-    assert beside["the same, were each unit always what it is most often"] == 0.5
+    assert beside["the same for the best constant prediction"] == 0.5
     chance = BELIEFS.reconstructed(at_a_point(weights, visible, hidden), y)
     assert found.value == pytest.approx(((chance > 0.5) == y).mean())
     assert found.value > 0.5
