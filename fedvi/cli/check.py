@@ -96,7 +96,7 @@ def _promised(found: Plan, assembly: Assembly) -> Iterator[tuple[str, str]]:
         yield (
             "promise",
             f"ε ≤ {found.budget_epsilon:g} at δ = {found.delta:g}, if one {unit} is "
-            f"{_CHANGES[found.relation]} ({found.relation})",
+            f"{_CHANGES[str(found.relation)]} ({found.relation})",
         )
         yield "against", f"{_seen(assembly, found.view)} (view {found.view})"
         if found.rows_per_unit is not None:

@@ -107,8 +107,8 @@ def _effect(text: str, found: "Widths") -> tuple[str, float]:
 def _show(
     assembly: "Assembly", found: "Widths", asked: "list[Needs]", cells: "tuple[Cell, ...]"
 ) -> None:
-    from fedvi.planning.widths import is_effect
     from fedvi.report import tables
+    from fedvi.report.labels import is_effect
 
     console, number = tables.console(), tables.number
     units = any(row.unit for row in found.rows)

@@ -12,6 +12,7 @@ from fedvi.errors import did_you_mean
 
 __all__ = [
     "TRUTHS",
+    "WHERE_PATHS_START",
     "Cells",
     "Codes",
     "Numbers",
@@ -24,6 +25,9 @@ __all__ = [
     "no_column_hint",
     "truth_of",
 ]
+
+WHERE_PATHS_START = "paths are relative to the folder of the study file"
+"""The hint where a file cannot be read."""
 
 TRUTHS = (
     ("false", "true"),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvi.data.cells import Cells, Codes, Numbers, Wanted, no_column_hint
+from fedvi.data.cells import WHERE_PATHS_START, Cells, Codes, Numbers, Wanted, no_column_hint
 from fedvi.errors import DataError
 
 __all__ = ["chunks", "known_rows"]
@@ -57,7 +57,7 @@ def _of_archive(path: Path, wanted: Wanted) -> tuple[int, _Piece]:
             names = list(file.files)
             found = {name: file[name] for name in wanted.names if name in names}
     except FileNotFoundError:
-        problem, hint = "cannot be read (no such file)", _WHERE_PATHS_START
+        problem, hint = "cannot be read (no such file)", WHERE_PATHS_START
     except (OSError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile):
         # NumPy's error may contain a piece of the file, so it is dropped.
         problem = "no file of arrays that NumPy can read"
@@ -91,11 +91,8 @@ def _of_array(path: Path, wanted: Wanted) -> tuple[int, _Piece]:
     return count, lambda name, part: np.array(_mapped(path)[part, places[name]])
 
 
-_WHERE_PATHS_START = "paths are relative to the folder of the study file"
-
-
 def _mapped(path: Path) -> Any:
-    problem, hint = "cannot be read (no such file)", _WHERE_PATHS_START
+    problem, hint = "cannot be read (no such file)", WHERE_PATHS_START
     try:
         found = np.lib.format.open_memmap(path, mode="r")
         if found.ndim > 0:

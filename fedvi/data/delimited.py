@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvi.data.cells import Wanted, no_column_hint
+from fedvi.data.cells import WHERE_PATHS_START, Wanted, no_column_hint
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["chunks", "known_rows"]
@@ -113,7 +113,7 @@ def _lone_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | No
     except _BROKEN:
         problem, hint = _PACKED, _PACK_AGAIN
     except OSError as error:
-        problem, hint = f"cannot be read ({error.strerror})", _WHERE_PATHS_START
+        problem, hint = f"cannot be read ({error.strerror})", WHERE_PATHS_START
     if problem:
         raise DataError(f"{path}: {problem}", hint)
 
@@ -157,7 +157,6 @@ def _dialect(separator: str) -> dict[str, Any]:
 
 
 _MARK = codecs.BOM_UTF8
-_WHERE_PATHS_START = "paths are relative to the folder of the study file"
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
 _PACKED, _PACK_AGAIN = "no whole gzip file", "was it copied to its end? pack it again with gzip"
 
@@ -185,7 +184,7 @@ def _rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
     except _BROKEN:
         problem, hint = _PACKED, _PACK_AGAIN
     except OSError as error:
-        problem, hint = f"cannot be read ({error.strerror})", _WHERE_PATHS_START
+        problem, hint = f"cannot be read ({error.strerror})", WHERE_PATHS_START
     if problem:
         raise DataError(f"{path}: {problem}", hint)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvi.data.cells import Cells, Codes, Numbers, Wanted, no_column_hint
+from fedvi.data.cells import WHERE_PATHS_START, Cells, Codes, Numbers, Wanted, no_column_hint
 from fedvi.errors import ConfigError, DataError
 
 __all__ = ["chunks", "known_rows"]
@@ -86,16 +86,13 @@ def _guarded(path: Path, do: Callable[[], Any]) -> Any:
     try:
         return do()
     except FileNotFoundError:
-        problem, hint = "cannot be read (no such file)", _WHERE_PATHS_START
+        problem, hint = "cannot be read (no such file)", WHERE_PATHS_START
     except MemoryError:
         raise
     except (OSError, ValueError, TypeError, NotImplementedError, KeyError, RuntimeError):
         problem = "no whole Parquet file, or one that pyarrow cannot read"
         hint = "was it copied to its end? write it again, such as with pyarrow.parquet.write_table"
     raise DataError(f"{path}: {problem}", hint)
-
-
-_WHERE_PATHS_START = "paths are relative to the folder of the study file"
 
 
 def _opened(path: Path) -> Any:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from fedvi.data.expected import parse_expected
+from fedvi.data.written import NAME
 from fedvi.errors import ConfigError, did_you_mean
 
 __all__ = [
@@ -230,13 +231,12 @@ _KEYS = {
     "level": (*_COMMON_KEYS, "codes", "levels"),
     "number": (*_COMMON_KEYS, "bounds", "center", "scale", "unit"),
 }
-_NAME = re.compile(r"[^\W\d_][\w.]*")
 _LONGEST_WORD = 30
 
 
 def _parse_column(name: str, table: Any, private: bool) -> Column:
     path = f"data.schema.{_escaped(name)}"
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigError(
             f"{path}: {_shown(name)} cannot be written in a formula",
             "use a letter, then letters, digits, `_` or `.`; if the file calls the column "

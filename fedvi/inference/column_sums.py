@@ -11,6 +11,7 @@ import numpy as np
 from fedvi.inference.block_sums import noised_in_blocks
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.release import Released
+from fedvi.typing import ROWS
 from fedvi.updates.base import compiled_once
 
 __all__ = ["noised_column_sums"]
@@ -30,6 +31,8 @@ def noised_column_sums(
 ) -> Callable[..., Released]:
     """Returns a function (sampling key, noise key, records, valid) → Σ (x, x²) / unit with noise.
 
+    A unit of several rows contributes the mean of its rows' (x, x²).
+
     Its arrays have the names and shapes of every other answer: ``gradient`` [D] holds Σ x, and the diagonal
     of ``curvature`` [D(D+1)/2] holds Σ x², in float64 until they are noised.
 
@@ -48,13 +51,20 @@ def noised_column_sums(
 
     @functools.partial(jax.jit, static_argnames="limit")
     def block_sum(records: Any, mask: Any, limit: float) -> dict[str, Any]:
-        x = records["x"]
-        usable = mask & jnp.isfinite(x).all(axis=1)
+        # [B, R, D]: the rows of a unit, or the one row of a record.
+        x, stands = records["x"], records.get(ROWS)
+        if stands is None:
+            x, stands = x[:, None, :], jnp.ones((len(x), 1), bool)
+        usable = mask & (jnp.isfinite(x).all(axis=2) | ~stands).all(axis=1)
         # Some devices flush such small numbers and others do not; norm and sum must see the same values.
-        x = jnp.where(usable[:, None] & (jnp.abs(x) >= _TINY), x, jnp.zeros_like(x))
+        here = (usable[:, None] & stands)[:, :, None]
+        x = jnp.where(here & (jnp.abs(x) >= _TINY), x, jnp.zeros_like(x))
         with jax.enable_x64(True):
             wide = x.astype(jnp.float64)
-            vectors = jnp.concatenate([wide, wide**2], axis=1) * share
+            count = jnp.maximum(stands.sum(axis=1), 1).astype(jnp.float64)[:, None]
+            vectors = (
+                jnp.concatenate([wide.sum(axis=1), (wide**2).sum(axis=1)], axis=1) / count * share
+            )
             norm = jnp.sqrt((vectors**2).sum(axis=1))
             kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
             total = jnp.matmul(kept, vectors, precision=jax.lax.Precision.HIGHEST)

@@ -16,7 +16,7 @@ from fedvi import errors
 from fedvi.models.base import Model, Record, Wrapped
 from fedvi.typing import ROWS
 
-__all__ = ["UnitModel", "unit_model"]
+__all__ = ["UnitModel", "of_rows", "unit_model"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +51,11 @@ class UnitModel(Wrapped):
             return jnp.where(stands, found, jnp.zeros_like(found))
 
         return jax.vmap(term)(rows, jnp.asarray(record[ROWS], bool)).sum()
+
+
+def of_rows(model: Model) -> Model:
+    """Returns the model of one row of a unit; any other model as it is."""
+    return model.model if isinstance(model, UnitModel) else model
 
 
 def unit_model(model: Model) -> UnitModel:

@@ -23,6 +23,7 @@ __all__ = [
     "Multiplies",
     "Named",
     "Parameter",
+    "PlausibleOutcomes",
     "PredictsArrays",
     "Regression",
     "RunsForwards",
@@ -234,6 +235,17 @@ class Regression(Protocol):
     def derivatives(self, linear_predictor: Any, y: Any) -> tuple[Any, Any, Any]: ...
     def steepest(self, linear_predictor: Any, y: Any) -> Any: ...
     def rows(self, x: Any, y: Any, mask: Any) -> tuple[Any, Any, Any]: ...
+
+
+@runtime_checkable
+class PlausibleOutcomes(Protocol):
+    """A model that can say how far apart the outcomes of a record may be."""
+
+    def plausible(self, theta: Any, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Returns J records like ``record``, with the most extreme outcomes that are plausible at θ.
+
+        They depend on θ and on all of the record but its outcome. None if the model cannot say.
+        """
 
 
 @runtime_checkable

@@ -133,6 +133,15 @@ class GeneralisedLinearModel:
         design, outcomes = self.layout.rows(x, jnp.asarray(record["y"]).astype(theta.dtype))
         return self.log_density(jnp.matmul(design, theta, precision=precision), outcomes).sum()
 
+    def plausible(self, theta: Float[ArrayLike, " d"], record: Record) -> Record | None:
+        """Returns ONE record with the layout's plausible outcomes; None without a layout that has them."""
+        found = getattr(self.layout, "plausible", None)
+        if found is None:
+            return None
+        x = jnp.asarray(record["x"])
+        outcomes = found(jnp.asarray(theta), x)
+        return {"x": jnp.broadcast_to(x, (len(outcomes), *x.shape)), "y": outcomes}
+
     def rows(
         self, x: Float[Array, "n c"], y: Float[Array, "n ..."], mask: Shaped[Array, " n"]
     ) -> tuple[Float[Array, "m d"], Float[Array, "m ..."], Shaped[Array, " m"]]:

@@ -69,6 +69,12 @@ class Multinomial:
         chosen = jnp.arange(len(self.levels)).astype(y.dtype) == y
         return jnp.where(chosen, jax.nn.log_softmax(predictor), jnp.zeros_like(predictor)).sum()
 
+    def plausible(self, theta: Float[ArrayLike, " d"], record: Record) -> Record:
+        """Returns ONE record with each level in turn as its outcome."""
+        levels = jnp.arange(len(self.levels)).astype(jnp.asarray(record["y"]).dtype)
+        x = jnp.asarray(record["x"])
+        return {"x": jnp.broadcast_to(x, (len(self.levels), *x.shape)), "y": levels}
+
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
         """Returns ``{"coefficients": [K − 1, D]}``, one row for each level after the first."""
         return {"coefficients": jnp.asarray(theta).reshape(-1, len(self.columns))}

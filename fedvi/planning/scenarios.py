@@ -9,7 +9,8 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.planning.made_up import MadeUp, made_up
-from fedvi.planning.widths import Widths, is_effect, why_not, widths
+from fedvi.planning.widths import Widths, why_not, widths
+from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import Study, parse_study
 

@@ -15,6 +15,7 @@ from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.planning import made_up
 from fedvi.planning.made_up import MadeUp
+from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import shared_parts
 from fedvi.updates.base import Fold, LocalSolver, Standing
@@ -26,7 +27,6 @@ __all__ = [
     "Widths",
     "detectable",
     "expectation",
-    "is_effect",
     "is_newton",
     "open_sds",
     "why_not",
@@ -111,11 +111,6 @@ class Widths(NamedTuple):
             "coefficients": rows,
             "assumed": list(self.assumed),
         }
-
-
-def is_effect(name: str) -> bool:
-    """Says whether a coefficient is compared with 0: neither an intercept nor a baseline."""
-    return not (name.endswith("(Intercept)") or name.startswith("baseline ("))
 
 
 def why_not(assembly: Assembly) -> str:

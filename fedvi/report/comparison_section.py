@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from fedvi.report import comparison, tables
 from fedvi.report.contents import Coefficient, Contents, Site
 from fedvi.report.sections import Section, Table
-from fedvi.report.wording import as_sentence
+from fedvi.report.wording import as_sentence, furthest
 
 __all__ = ["comparison_section"]
 
@@ -30,7 +30,7 @@ def comparison_section(contents: Contents) -> Section | None:
             "The pooled fit is NOT private: it used the records of all sites as they are, for comparison. "
             "Show it only where the records may be pooled."
         )
-    places = _most_compared(contents.coefficients, comparison.most_compared(len(shown), pooled))
+    places = furthest(contents.coefficients, comparison.most_compared(len(shown), pooled))
     rows = [contents.coefficients[place] for place in places]
     figure = comparison.comparison(rows, places, shown)
     words = ["the answer"]
@@ -93,12 +93,3 @@ def _held_against(rows: list[Coefficient], places: list[int], shown: list[Site])
     if not told and len(vague) < len(shown):
         which = "each other site's" if vague else "each site's"
         yield f"{which} own interval contains the answer, for every coefficient that is drawn"
-
-
-def _most_compared(rows: tuple[Coefficient, ...], most: int) -> list[int]:
-    """Chooses the coefficients to draw: all, or those furthest from 0 in their own sds."""
-    places = list(range(len(rows)))
-    if len(rows) <= most:
-        return places
-    far = sorted(places, key=lambda place: -abs(rows[place].mean) / rows[place].sd)
-    return sorted(far[:most])

@@ -7,6 +7,7 @@ from fedvi.privacy.statement import guessed
 from fedvi.report import figures, tables
 from fedvi.report.canvas import Figure
 from fedvi.report.contents import UNRECORDED, Coefficient, Contents
+from fedvi.report.labels import is_effect
 from fedvi.report.sections import Table
 from fedvi.report.wording import as_sentence, percent_up, sites_in_words
 
@@ -78,9 +79,7 @@ def _apart(contents: Contents) -> int:
 
 def _is_effect(row: Coefficient, ratio: str) -> bool:
     """Whether a coefficient is compared with no effect, and can be interpreted by itself."""
-    if row.name.endswith("(Intercept)") or row.name.startswith(("baseline (", "log τ: ")):
-        return False
-    return not ratio or row.ratio is not None
+    return is_effect(row.name) and (not ratio or row.ratio is not None)
 
 
 def _is_clear(contents: Contents, row: Coefficient) -> bool:

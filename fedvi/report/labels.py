@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-__all__ = ["label", "labels", "relabelled"]
+__all__ = ["is_effect", "label", "labels", "relabelled"]
 
 _INTERVAL = re.compile(
     r"([\[(])\s*(-?\d+(?:\.\d+)?|-∞|-inf)\s*(?:,|-|–|to)\s*(-?\d+(?:\.\d+)?|∞|inf)\s*([\])])"
@@ -13,6 +13,15 @@ _FUNCTION = re.compile(r"(\w+)\((\w+).*?\)(?:\[(\d+)\])?$", re.DOTALL)
 _POWERS = {"2": "squared", "3": "cubed"}
 _CURVES = {"bs": "curve", "cr": "curve", "ns": "curve", "poly": "polynomial"}
 _SPREAD, _BASELINE = "log τ: ", "baseline "
+
+
+def is_effect(name: str) -> bool:
+    """Says whether a coefficient is compared with 0: no intercept, baseline or spread of sites.
+
+    >>> [is_effect(name) for name in ("age", "(Intercept)", "baseline (0, 90]", "log τ: age")]
+    [True, False, False, False]
+    """
+    return not (name.endswith("(Intercept)") or name.startswith((f"{_BASELINE}(", _SPREAD)))
 
 
 def label(name: str) -> str:

@@ -10,6 +10,7 @@ from fedvi.report.contents import Coefficient, Contents, Round
 __all__ = [
     "as_sentence",
     "cells_of",
+    "furthest",
     "last_move_in_words",
     "last_of",
     "membership_in_words",
@@ -48,11 +49,13 @@ def moments_in_words(contents: Contents, row: Coefficient) -> tuple[str, str]:
 
 def most_drawn(contents: Contents) -> list[Coefficient]:
     """Chooses the coefficients to draw: all, or those furthest from 0 in their own sds."""
-    rows = list(contents.coefficients)
-    if len(rows) <= MOST_ROWS:
-        return rows
+    return [contents.coefficients[index] for index in furthest(contents.coefficients, MOST_ROWS)]
+
+
+def furthest(rows: Sequence[Coefficient], most: int) -> list[int]:
+    """Returns the indices of at most ``most`` rows: those furthest from 0 in their own sds."""
     far = sorted(range(len(rows)), key=lambda index: -abs(rows[index].mean) / rows[index].sd)
-    return [rows[index] for index in sorted(far[:MOST_ROWS])]
+    return sorted(far[:most]) if len(rows) > most else list(range(len(rows)))
 
 
 def some_of(contents: Contents, drawn: Sequence[Coefficient]) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedvi.data.expected import parse_expected
 from fedvi.report import tables
+from fedvi.report.labels import is_effect
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions, shared_parts
 from fedvi.updates.abilities import ability
@@ -125,7 +126,7 @@ def judge(
     effects = []
     # Topics, or parameters of a function, are not compared with 0.
     if study.formula is not None and not regressions.is_function(study.model.kind):
-        effects = [index for index, row in enumerate(rows) if _is_effect(row["name"])]
+        effects = [index for index, row in enumerate(rows) if is_effect(row["name"])]
     # Where noise made an interval wider than the prior, its position is noise, too.
     stand_out = [
         rows[i]["name"]
@@ -204,10 +205,6 @@ def lines(verdict: Verdict) -> Iterator[str]:
 
 def _part(share: float) -> str:
     return "less than 1 %" if share < 0.01 else f"about {100.0 * share:.0f} %"
-
-
-def _is_effect(name: str) -> bool:
-    return not (name.endswith("(Intercept)") or name.startswith(("baseline (", "log τ: ")))
 
 
 def _effective(

@@ -122,6 +122,22 @@ _PRIVACY = (
         "unit/inference/test_site_release.py",
     ),
     _fault(
+        "patients-that-are-clipped-alone",
+        "inference/solvers/site_release.py",
+        "kept = _kept(reach**2 + (curvature**2).sum(axis=1), clip_norm)[:, None]",
+        "kept = jnp.ones((len(reach), 1))",
+        "Coefficients of patients with several rows are biased away from zero.",
+        "unit/inference/test_site_release.py",
+    ),
+    _fault(
+        "outcomes-that-weigh-themselves",
+        "inference/solvers/site_release.py",
+        "kept = _kept(jnp.max(squares), clip_norm)",
+        "kept = _kept(sum((part**2).sum() for part in found.values()), clip_norm)",
+        "Rare levels are weighed down more than common ones, and coefficients biased.",
+        "unit/inference/test_site_release.py",
+    ),
+    _fault(
         "hidden-curvature-as-it-is-seen",
         "updates/noise_aware.py",
         "return np.asarray(values - size * sd**2 * transform)",

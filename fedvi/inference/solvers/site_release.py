@@ -18,12 +18,14 @@ from fedvi.inference.column_sums import noised_column_sums
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.many_visits import by_posterior, mapped
 from fedvi.inference.predictor import filled_up, has_predictor
+from fedvi.inference.units import of_rows
 from fedvi.models.base import Model
+from fedvi.models.capabilities import PlausibleOutcomes
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
 from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
 from fedvi.privacy.bounded import Bounded, clipped_sum_of_parts, float_limit, float_sum
 from fedvi.privacy.release import Released, release
-from fedvi.typing import Key
+from fedvi.typing import ROWS, Key
 from fedvi.updates.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.updates.coordinates import (
     Coordinates,
@@ -81,9 +83,13 @@ def site_release(
     balance them. So a GLM's g and H are first multiplied by the weight min(1, C / longest), where
     ``longest`` is a length that (g, c·svec(H)) may well reach for some outcome (``steepest``). The weight
     depends on x and q but not on the outcome, so that at the true θ the mean of g is still 0. Vectors that
-    are longer still are clipped.
+    are longer still are clipped. A unit of several rows, such as a patient, has one weight, for the
+    longest sum that its rows may reach.
+    A record of a multinomial or survival model has the weight C / longest of the vectors that it would
+    have with its ``plausible`` outcomes, at the mean of q.
 
-    *Spread.* For a GLM, the sd of xᵀθ under q is capped at 1. The mean curvature over a wider spread is
+    *Spread.* The sd of xᵀθ under q is capped at 1: for each record of a GLM, and for a typical one of a
+    multinomial or survival model. The mean curvature over a wider spread is
     nearly 0, and a Newton step by it overshoots the optimum back and forth.
 
     Guarantee: one visit costs ``sampler.event(mechanism.event(shift))``, shift C when a record is added
@@ -156,7 +162,10 @@ def site_release(
     # An unlimited C leaves nothing to weigh.
     unit = clip_norm if math.isfinite(clip_norm) else 1.0
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
-    streams = has_predictor(model)
+    # Draws from a wide q lie where a likelihood looks nothing like near the optimum.
+    outcomes = isinstance(model, PlausibleOutcomes) and not has_predictor(model)
+    reach = typical_norm(model.names, foreseen or Foreseen()) if outcomes else 0.0
+    streams = has_predictor(model)  # a unit of several rows has no single predictor
     summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws)
     surveyed = survey and noised_column_sums(
         family.size,
@@ -179,7 +188,7 @@ def site_release(
         valid = jnp.asarray(shard.mask)
         if surveyed and task.coordinates is None:
             return state, surveyed(sampling_key, noise_key, shard.records, valid), told
-        given = _given(family, task)
+        given = _given(family, reach, task)
         if streams and is_large(shard.mask):
             released = summed.by_blocks(sampling_key, noise_key, shard.records, valid, *given)
         else:
@@ -196,7 +205,7 @@ def site_release(
         if surveys or (streams and is_large(shards.mask[0])):
             return None
         sampling_keys, guide_keys, noise_keys = map(keys_of, ("sampling", "guide", "noise"))
-        given = by_posterior(functools.partial(_given, family), tasks)
+        given = by_posterior(functools.partial(_given, family, reach), tasks)
         valid = jnp.asarray(shards.mask)
         released = many(sampling_keys, noise_keys, shards.records, valid, *given, guide_keys)
         return states, released, {"valid_units": np.count_nonzero(shards.mask, axis=1)}
@@ -241,8 +250,9 @@ def _auto(
     noise = mechanism.noise_multiplier
     if noise == 0.0:
         return math.inf, None  # without noise, nothing needs a bound
-    curvature = getattr(model, "typical_curvature", TYPICAL_CURVATURE)
-    if has_predictor(model):
+    rows = of_rows(model)
+    curvature = getattr(rows, "typical_curvature", TYPICAL_CURVATURE)
+    if has_predictor(rows):
         survey = planned_survey(model.names, foreseen, noise, sampler.rate, curvature)
         if survey is not None:
             return 1.0, survey
@@ -251,18 +261,24 @@ def _auto(
 
 def _vanishing(model: Model, foreseen: Foreseen | None) -> list[list[int]]:
     """Returns what is publicly known of a regression's columns, as plain lists for JSON."""
-    if foreseen is None or not has_predictor(model):
+    if foreseen is None or not has_predictor(of_rows(model)):
         return []
     return [list(known) for known in foreseen.vanishing]
 
 
-def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
+def _given(family: Any, reach: float, task: Task) -> tuple[Any, Any, Any]:
     """Returns the mean and root of the broadcast q, and the coordinates of the answer.
+
+    Args:
+      reach: the typical norm of x, for which the root is shrunk to a predictor's sd of 1; 0 leaves it.
 
     Raises:
       ProtocolError: if the coordinates have another number of columns than the model.
     """
     mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
+    if reach:
+        spread = reach * math.sqrt(float((root**2).sum()) / family.size)
+        root = root * np.float32(min(1.0, _WIDEST / max(spread, _TINY)))
     at = task.coordinates
     if at is None:
         at = Coordinates(np.zeros(family.size), np.ones(family.size), 0)
@@ -293,7 +309,9 @@ def _compiled(
     rows, columns = np.tril_indices(family.size)
     twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)
     scale = twice * np.float32(weight)
-    in_closed_form = has_predictor(model)
+    in_closed_form, base = has_predictor(model), of_rows(model)
+    in_units = not in_closed_form and has_predictor(base)
+    weighs = isinstance(model, PlausibleOutcomes) and math.isfinite(clip_norm)
 
     @jax.jit
     def summed(
@@ -318,17 +336,37 @@ def _compiled(
             thetas = jax.random.normal(guide_key, (draws, family.size), mean.dtype)
             thetas = mean[None, :] + thetas @ root.T
             number = family.number_count
-            length = min(batch.mask.shape[0], max(1, _FORMED // number))
+            batch = filled_up(batch)
+            if in_units:  # predictors at all nodes are in memory too
+                number = max(number, nodes * records[ROWS].shape[1])
+            length = max(1, _FORMED // number)
+            length -= length % 64 if length > 64 else 0  # see `filled_up`
+            length = min(batch.mask.shape[0], length)
             parts = -(-batch.mask.shape[0] // length)
             indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
 
-            def formed(record: Any) -> dict[str, Any]:
+            def formed_at(thetas: Any, record: Any) -> dict[str, Any]:
                 gradient, hessian = _of_draws(model, thetas, record)
                 return {"gradient": gradient, "curvature": -hessian[rows, columns] * scale}
 
+            def formed(record: Any) -> dict[str, Any]:
+                found = formed_at(thetas, record)
+                others = model.plausible(mean, record) if weighs else None
+                if others is None:
+                    return found
+                far = jax.vmap(functools.partial(formed_at, mean[None]))(others)
+                squares = sum((part**2).sum(axis=1) for part in far.values())
+                kept = _kept(jnp.max(squares), clip_norm)
+                return {name: kept * part for name, part in found.items()}
+
             def of_part(index: Any) -> Any:
                 taken = jax.lax.dynamic_slice_in_dim(indices, index * length, length)
-                return jax.vmap(formed)(jax.tree.map(lambda column: column[taken], records))
+                drawn = jax.tree.map(lambda column: column[taken], records)
+                if in_units:
+                    return _of_units(
+                        base, nodes, mean, root, at, drawn, (rows, columns, scale), clip_norm
+                    )
+                return jax.vmap(formed)(drawn)
 
             bounded = clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
         return release(noise_key, bounded, mechanism)
@@ -366,9 +404,68 @@ def _of_predictor(
     clip_norm: float,
 ) -> tuple[Any, Any, Any]:
     """Returns x̃ [B, D], and the factors a, b [B] with which g = a x̃ and H = b x̃ x̃ᵀ for each record."""
+    x, slope, bend, steepest = _at_rows(model, nodes, mean, root, at, records["x"], records["y"])
+    if steepest is not None and math.isfinite(clip_norm):
+        square = (x**2).sum(axis=1)
+        kept = _kept(steepest**2 * square + (weight * bend * square) ** 2, clip_norm)
+        slope, bend = kept * slope, kept * bend
+    return x, slope, bend
+
+
+def _of_units(
+    model: Any,
+    nodes: int,
+    mean: Any,
+    root: Any,
+    at: Any,
+    units: Any,
+    triangle: tuple[np.ndarray, np.ndarray, np.ndarray],
+    clip_norm: float,
+) -> dict[str, Any]:
+    """Returns (Σ_r g_r, c·svec(Σ_r H_r)) of units of R rows each, before they are clipped.
+
+    A unit's weight depends on its rows' x and on q only, like a record's. The gradient's length is at most
+    the sum of the rows' ``longest``; the curvature's length is known.
+
+    Args:
+      model: of one row.
+      units: of `fedvi.data.by_unit`: x [B, R, D], y [B, R, …] and ``ROWS`` [B, R].
+      triangle: rows and columns of the lower triangle, and c, or c·√2, for each entry.
+    """
+    stands, rows, columns = units[ROWS], *triangle[:2]
+    # Padding repeats the first row: zeros could be outside the likelihood's support.
+    x, y = (
+        jnp.where(stands.reshape(*stands.shape, *(1,) * (part.ndim - 2)), part, part[:, :1])
+        for part in (units["x"], units["y"])
+    )
+    flat = (part.reshape(-1, *part.shape[2:]) for part in (x, y))
+    found = _at_rows(model, nodes, mean, root, at, *flat)
+    x = found[0].reshape(x.shape)
+    slope, bend, steepest = (
+        None if part is None else jnp.where(stands, part.reshape(stands.shape), 0.0)
+        for part in found[1:]
+    )
+    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    gradient = product("br,brd->bd", slope, x)
+    curvature = product("brd,bre->bde", bend[:, :, None] * x, x)[:, rows, columns] * triangle[2][None, :]
+    if steepest is not None and math.isfinite(clip_norm):
+        reach = (steepest * jnp.sqrt((x**2).sum(axis=2))).sum(axis=1)
+        kept = _kept(reach**2 + (curvature**2).sum(axis=1), clip_norm)[:, None]
+        gradient, curvature = kept * gradient, kept * curvature
+    return {"gradient": gradient, "curvature": curvature}
+
+
+def _kept(longest_square: Any, clip_norm: float) -> Any:
+    """Returns the weights with which vectors that may be so long stay within the clip norm."""
+    return jnp.minimum(1.0, _NEARLY * clip_norm / jnp.maximum(jnp.sqrt(longest_square), _TINY))
+
+
+def _at_rows(
+    model: Any, nodes: int, mean: Any, root: Any, at: Any, x: Any, y: Any
+) -> tuple[Any, Any, Any, Any]:
+    """Returns x̃ [B, D], and of each row slope, bend and, where the model has one, steepest slope [B]."""
     exact, shares = np.polynomial.hermite_e.hermegauss(nodes)
     points, weights = exact.astype(np.float32), (shares / shares.sum()).astype(np.float32)
-    x, y = records["x"], records["y"]
     # HIGHEST: on a GPU the default would round to TF32.
     product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     spread = jnp.minimum(jnp.sqrt((product(x, root) ** 2).sum(axis=1)), _WIDEST)
@@ -376,15 +473,9 @@ def _of_predictor(
     _, slope, bend = model.derivatives(predictor, y[:, None])
     centre, scale, constant = at
     x = (x - x[:, constant][:, None] * centre[None, :]) * scale[None, :]
-    slope, bend = product(slope, weights), -product(bend, weights)
     steepest = model.steepest(predictor, y[:, None])
-    if steepest is not None and math.isfinite(clip_norm):
-        square = (x**2).sum(axis=1)
-        first, second = product(steepest, weights), weight * bend
-        longest = jnp.sqrt(first**2 * square + (second * square) ** 2)
-        kept = jnp.minimum(1.0, _NEARLY * clip_norm / jnp.maximum(longest, _TINY))
-        slope, bend = kept * slope, kept * bend
-    return x, slope, bend
+    reached = None if steepest is None else product(steepest, weights)
+    return x, product(slope, weights), -product(bend, weights), reached
 
 
 def _ghost_sum(

@@ -22,6 +22,9 @@ from fedvi.models.outcomes.counts import rate
 
 __all__ = ["Events", "Intervals"]
 
+# A subject survives a cumulative hazard of 3 with probability 5 %.
+_LARGEST_HAZARD = 3.0
+
 
 @dataclasses.dataclass(frozen=True)
 class Events:
@@ -83,6 +86,22 @@ class Intervals:
         intervals = len(self.cuts) + 1
         covariates = jnp.broadcast_to(x[None, :], (intervals, x.shape[0]))
         return jnp.concatenate([jnp.eye(intervals, dtype=x.dtype), covariates], axis=1), outcomes
+
+    def plausible(self, theta: Float[Array, " d"], x: Float[Array, " c"]) -> Float[Array, "2 2"]:
+        """Returns an event at once, and none until a cumulative hazard of 3, which 5 % would survive.
+
+        The last interval counts as being as long as all others together, if there are others.
+        """
+        intervals = len(self.cuts) + 1
+        ends = jnp.asarray(
+            [0.0, *self.cuts, 2.0 * self.cuts[-1] if self.cuts else math.inf], x.dtype
+        )
+        hazard = rate(theta[:intervals] + theta[intervals:] @ x)[0]
+        lengths = jnp.diff(ends)
+        before = jnp.concatenate([jnp.zeros(1, x.dtype), jnp.cumsum(hazard[:-1] * lengths[:-1])])
+        left = jnp.maximum(_LARGEST_HAZARD - before, 0.0)
+        late = jnp.minimum(lengths, left / jnp.maximum(hazard, 1e-30)).sum()
+        return jnp.array([[1e-6 * late, 1.0], [late, 0.0]])
 
     def quantities(self, columns: Columns) -> tuple[str, tuple[str, ...]]:
         """Names the probability to be without the event until each cut, or until the end without cuts."""

@@ -26,6 +26,7 @@ class Prices:
         self._budget = budget
         self._thread = ThreadPoolExecutor(1, "prices")
         self._lock = threading.Lock()
+        self._closing = False
         self._known: dict[Event, float] = {}
         self._epsilon: dict[str, float] = {}
 
@@ -45,13 +46,14 @@ class Prices:
         self._thread.submit(self._price, dict(ledgers_now), then)
 
     def close(self) -> None:
-        """Drops what is not priced yet."""
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        """Ends soon: what is still queued is reported without a price."""
+        self._closing = True
+        self._thread.shutdown(wait=True)
 
     def _price(
         self, ledgers_now: Mapping[str, Ledger], then: Callable[[float | None], None] | None
     ) -> None:
-        if self._budget is None:
+        if self._budget is None or self._closing:
             if then is not None:
                 then(None)
             return

@@ -74,7 +74,7 @@ class RunLog:
         logs.log(happening.kind, happening.text, level, client=happening.client)
 
     def close(self) -> None:
-        """Stops pricing; folds that still wait to be priced are not logged."""
+        """Logs the folds that still wait to be priced, without a price."""
         self.prices.close()
 
 

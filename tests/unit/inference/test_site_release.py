@@ -507,3 +507,70 @@ def test_steps_are_short_where_the_broadcast_is_wide():
     site = given.finish({name: np.asarray(part) for name, part in value.items()}, wide).delta
     at_mean = 0.25 * data["x"].T.astype(np.float64) @ data["x"]
     assert (np.linalg.eigvalsh(site.J) > 0.7 * np.linalg.eigvalsh(at_mean)).all()
+
+
+def _patients() -> tuple:
+    """Two rows each, whose outcomes are 1 with probability 3/4; every outcome as often as it is likely."""
+    both = [(a, b) for a in (0, 1) for b in (0, 1) for _ in range(3 ** (a + b))]
+    x = np.zeros((len(both), 3, 2), np.float32)
+    x[:, 0, 0] = x[:, 1, 1] = 6.0
+    y = np.c_[np.array(both, np.float32), np.zeros(len(both), np.float32)]
+    stands = np.tile([True, True, False], (len(both), 1))
+    data = {"x": x, "y": y, ROWS: stands}
+    return unit_model(models.logistic(["a", "b"])), data, np.full(2, math.log(3.0) / 6.0), 1e-3
+
+
+def _levels() -> tuple:
+    """Three levels of probability 1/2, 1/4 and 1/4."""
+    data = {"x": np.full((4, 1), 6.0, np.float32), "y": np.array([0.0, 0.0, 1.0, 2.0], np.float32)}
+    model = models.multinomial(["a"], ["u", "v", "w"])
+    return model, data, np.full(2, math.log(0.5) / 6.0), 1e-3
+
+
+def _times() -> tuple:
+    """Quantiles of times whose hazard is 2; of the last twentieth some are clipped."""
+    u = (np.arange(2000) + 0.5) / 2000
+    times = np.c_[-np.log1p(-u) / 2.0, np.ones(2000)].astype(np.float32)
+    model = models.survival(["a"], cuts=[])
+    data = {"x": np.full((2000, 1), 6.0, np.float32), "y": times}
+    return model, data, np.array([0.0, math.log(2.0) / 6.0]), 0.15
+
+
+@pytest.mark.parametrize("made", [_patients, _levels, _times])
+def test_an_answer_of_several_rows_or_outcomes_is_unbiased_too(made, monkeypatch):
+    """At the true θ, over all outcomes; a share of what clipping alone would be off by is allowed."""
+    model, data, theta, allowed = made()
+    family, count = expfam.full_gaussian(len(theta)), len(data["y"])
+    asked = task()._replace(posterior=family.from_moments(theta, 1e-10 * np.eye(len(theta))))
+
+    def gradient(curvature_share: float) -> np.ndarray:
+        given = solvers.site_release(
+            *(family, model, sampling.full(count), mechanisms.gaussian(0.0), 1.0, curvature_share)
+        )
+        keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+        value = given.update(keys, (), asked, Shard(data, np.ones(count, bool)))[1].value
+        return np.asarray(value["gradient"], np.float64)
+
+    weighed = gradient(0.05)
+    monkeypatch.setattr(module, "_kept", lambda square, _: jnp.ones_like(square))
+    clipped = gradient(0.050001)  # another program
+    assert np.linalg.norm(clipped) > 0.005 * count
+    assert np.linalg.norm(weighed) < allowed * np.linalg.norm(clipped)
+
+
+def test_patients_of_one_row_give_what_records_give():
+    """Survey and weights included."""
+    data = surveyed_data()
+    grouped = {name: np.stack([column, 0.0 * column], 1) for name, column in data.items()}
+    grouped[ROWS] = np.tile([True, False], (RECORDS, 1))
+    for asked in (task(), task()._replace(coordinates=coordinates())):
+        found = []
+        for model, given in ((LOGIT, data), (unit_model(LOGIT), grouped)):
+            made = solver(
+                mechanisms.gaussian(1e-4), model=model, clip_norm="auto", foreseen=FORESEEN
+            )
+            keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+            answer = made.update(keys, (), asked, Shard(given, np.ones(RECORDS, bool)))[1]
+            found.append({name: np.asarray(part) for name, part in decoded(answer).value.items()})
+        for name in found[0]:
+            np.testing.assert_allclose(found[0][name], found[1][name], rtol=2e-5, atol=1e-3)
