@@ -311,7 +311,8 @@ def _compiled(
     scale = twice * np.float32(weight)
     in_closed_form, base = has_predictor(model), of_rows(model)
     in_units = not in_closed_form and has_predictor(base)
-    weighs = isinstance(model, PlausibleOutcomes) and math.isfinite(clip_norm)
+    knows = isinstance(model, PlausibleOutcomes) and math.isfinite(clip_norm)
+    plausible = cast(PlausibleOutcomes, model).plausible if knows else None
 
     @jax.jit
     def summed(
@@ -351,7 +352,7 @@ def _compiled(
 
             def formed(record: Any) -> dict[str, Any]:
                 found = formed_at(thetas, record)
-                others = model.plausible(mean, record) if weighs else None
+                others = plausible(mean, record) if plausible else None
                 if others is None:
                     return found
                 far = jax.vmap(functools.partial(formed_at, mean[None]))(others)
@@ -445,9 +446,12 @@ def _of_units(
         None if part is None else jnp.where(stands, part.reshape(stands.shape), 0.0)
         for part in found[1:]
     )
+    assert bend is not None  # only `steepest` may be absent
     product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
     gradient = product("br,brd->bd", slope, x)
-    curvature = product("brd,bre->bde", bend[:, :, None] * x, x)[:, rows, columns] * triangle[2][None, :]
+    curvature = (
+        product("brd,bre->bde", bend[:, :, None] * x, x)[:, rows, columns] * triangle[2][None, :]
+    )
     if steepest is not None and math.isfinite(clip_norm):
         reach = (steepest * jnp.sqrt((x**2).sum(axis=2))).sum(axis=1)
         kept = _kept(reach**2 + (curvature**2).sum(axis=1), clip_norm)[:, None]
