@@ -5,6 +5,7 @@ Kept light: these commands start within 0.3 s, and import neither JAX nor NumPy.
 
 import contextlib
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "addressed",
     "admin",
     "calling",
+    "confirm",
     "connected",
     "only_state",
     "run_as_dict",
@@ -51,6 +53,20 @@ def addressed(command: Callable[..., None]) -> Callable[..., None]:
     for decorator in reversed(decorators):
         command = decorator(command)
     return command
+
+
+def confirm(question: str) -> None:
+    """Asks whether to go on; where nobody can answer, names the flag that does.
+
+    Raises:
+      click.Abort: the answer is no, or there is none.
+    """
+    try:
+        click.confirm(question, abort=True, err=True)
+    except click.Abort:
+        if not sys.stdin.isatty():
+            click.echo("\nnot confirmed; where nobody can answer, give --yes", err=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -123,15 +123,16 @@ def predict(
     about = {"what": what, "level": level, "draws": used, "seed": seed, "rows": rows}
     about |= {"empty": empty, "clipped": clipped, "not_private": _NOT_PRIVATE}
     exports.beside(out, found, about)
-    click.echo(f"{rows} records predicted to {out}: {what}")
+    count = f"{rows - empty} of {rows}" if empty else f"{rows}"
+    click.echo(f"{count} records predicted to {out}: {what}")
     if "outcome_error" in names:
         click.echo(
             f"intervals of a new outcome are made from {used} draws: see `outcome_error` in each line"
         )
     if empty:
-        click.echo(f"{empty} of them do not fit the schema; their lines are empty, with the reason")
+        click.echo(f"{empty} do not fit the schema; their lines are empty, with the reason")
     if clipped:
-        click.echo(f"{clipped} of them have cells outside the schema's bounds, clipped; see `note`")
+        click.echo(f"{clipped} have cells outside the schema's bounds, clipped; see `note`")
     click.echo(f"the run: {found.claimed}")
     click.echo(_NOT_PRIVATE)
 

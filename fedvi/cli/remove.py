@@ -40,10 +40,8 @@ def remove(
     with _remote.admin(state, server, tls) as stub:
         if not yes:
             run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
-            click.confirm(
-                f"remove {client} from {run.study} at {where(_remote.run_as_dict(run))} for good?",
-                abort=True,
-                err=True,
+            _remote.confirm(
+                f"remove {client} from {run.study} at {where(_remote.run_as_dict(run))} for good?"
             )
         request = pb.RemoveClientRequest(client=client)
         run = stub.RemoveClient(request, timeout=_remote.CALL_SECONDS)

@@ -290,7 +290,8 @@ def _round(moment: Moment) -> str:
 def _done(update: "Update") -> str:
     """Says who answered, or who left or joined."""
     if update.clients:
-        return _answered(update.clients) + _missing(update.missing)
+        absent = [name for name in update.missing if name not in update.clients]
+        return _answered(update.clients) + _missing(absent)
     changes = (
         ("removed", update.removed),
         ("added", update.added),

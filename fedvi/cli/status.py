@@ -103,7 +103,9 @@ def show(run: dict[str, Any], as_json: bool) -> None:
     if run["server"] == "stopped":
         # Nobody knows how many rounds are planned, but of a script's stage.
         saved = f"round {run['rounds']}" if run["stage"] is None else where(run)
-        lines.append(f"THE SERVER IS STOPPED; it saved {saved}, version {run['version']}")
+        over = run["status"] not in ("running", "paused")
+        server = "the server has ended" if over else "THE SERVER IS STOPPED"
+        lines.append(f"{server}; it saved {saved}, version {run['version']}")
     else:
         secured = "mutual TLS" if run["tls"] == "mtls" else "clear text"
         lines.append(

@@ -36,10 +36,6 @@ def stop(
     with _remote.admin(state, server, tls) as stub:
         if not yes:
             run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
-            click.confirm(
-                f"end {run.study} at {where(_remote.run_as_dict(run))} for good?",
-                abort=True,
-                err=True,
-            )
+            _remote.confirm(f"end {run.study} at {where(_remote.run_as_dict(run))} for good?")
         run = stub.StopRun(pb.StopRunRequest(), timeout=_remote.CALL_SECONDS)
     show(_remote.run_as_dict(run), as_json)

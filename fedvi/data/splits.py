@@ -53,11 +53,12 @@ def by_column(
     known: dict[str, int] = {}
     client = np.array([known.setdefault(cell.strip(), len(known)) for cell in cells], np.intp)
     if "" in known or not known:
+        empty = int((client == known.get("", -1)).sum())
         raise DataError(
-            "a record has nothing in the column that names its client or unit"
+            f"{empty} of {len(client)} records have nothing in the column that names their client or unit"
             if known
             else "there is no record to share out",
-            "fill in the column, or split by another one",
+            "fill in the column, take these records out of the file, or split by another column",
         )
     if clients is not None and clients != len(known):
         raise DataError(

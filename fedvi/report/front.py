@@ -9,7 +9,7 @@ from fedvi.report.canvas import Figure
 from fedvi.report.contents import UNRECORDED, Coefficient, Contents
 from fedvi.report.labels import is_effect
 from fedvi.report.sections import Table
-from fedvi.report.wording import as_sentence, percent_up, sites_in_words
+from fedvi.report.wording import as_sentence, right_guesses, sites_in_words
 
 __all__ = ["Front", "front"]
 
@@ -167,10 +167,7 @@ def _privacy(contents: Contents) -> Iterator[str]:
         return
     own = [claim for claim in together.claims if claim.view == together.claims[0].view]
     view, unit = own[0].view, together.unit
-    odds = [
-        f"asked {guessed(claim.relation, unit)}, at most {percent_up(claim.right)} of the guesses are right"
-        for claim in own
-    ]
+    odds = [f"asked {guessed(claim.relation, unit)}, {right_guesses(claim.right)}" for claim in own]
     yield (
         f"Suppose that somebody sees {_SEEN.get(view, view)} and knows all else about the records. "
         f"{as_sentence('; '.join(odds))} Without the study it would be 50 %."

@@ -6,7 +6,7 @@ from fedvi.privacy.statement import guessed
 from fedvi.report import figures, tables
 from fedvi.report.contents import Contents, Statement
 from fedvi.report.sections import Table
-from fedvi.report.wording import percent_up
+from fedvi.report.wording import percent_up, right_guesses
 
 __all__ = ["Sheet", "sheets"]
 
@@ -160,7 +160,7 @@ def _claim_in_words(statement: Statement) -> str:
         if claim.view != statement.claims[0].view:
             continue
         what = guessed(claim.relation, unit)
-        said.append(f"{what}, at most {percent_up(claim.right)} of the guesses are right")
+        said.append(f"{what}, {right_guesses(claim.right)}")
         alone.append(percent_up(claim.by_epsilon))
     # A whole client leaves no other data at its site.
     where = "at all other sites" if unit == "client" else f"about the data of {statement.site}"

@@ -19,10 +19,15 @@ __all__ = [
     "moves_of",
     "percent_up",
     "plural",
+    "right_guesses",
     "sites_in_words",
     "some_of",
     "source_of",
 ]
+
+
+# From here on, rounding up to a tenth of a per cent would say "at most all".
+_NEARLY_ALL = 0.999
 
 
 def percent_up(value: float) -> str:
@@ -32,6 +37,17 @@ def percent_up(value: float) -> str:
     '98.2 %'
     """
     return f"{math.ceil(round(value * 1000, 6)) / 10:.1f} %"
+
+
+def right_guesses(share: float) -> str:
+    """Says how many guesses between two neighbours may be right.
+
+    >>> right_guesses(0.6789), right_guesses(0.99999)
+    ('at most 67.9 % of the guesses are right', 'nearly all guesses may be right')
+    """
+    if share > _NEARLY_ALL:
+        return "nearly all guesses may be right"
+    return f"at most {percent_up(share)} of the guesses are right"
 
 
 def cells_of(row: Coefficient, ratio: str) -> list[str]:

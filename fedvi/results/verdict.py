@@ -101,6 +101,12 @@ def open_sds(
     return np.where(own < _SEEN * prior_sd, told, planned)
 
 
+_NO_ROUND = (
+    "no round was completed: the posterior is the prior, or has the answers of some sites only, and "
+    "widths say nothing yet"
+)
+
+
 def judge(
     study: Study,
     rows: Sequence[Mapping[str, Any]],
@@ -152,6 +158,9 @@ def judge(
         if 1.0 / _OTHER < np.median(off) < _OTHER:
             sds = [rows[i]["sd"] for i in effects]
             effective = _effective(records, sds, prior, open_sd, effects)
+    if not moves and study.schedule.rounds:
+        # Widths and levers of a prior say nothing.
+        return Verdict(len(effects), (), {}, None, None, None, (_NO_ROUND,), "")
     alarms = (
         *_unsettled(moves, settled),
         *([unheld] if unheld else []),

@@ -28,11 +28,21 @@ class Prices:
         self._lock = threading.Lock()
         self._closing = False
         self._known: dict[Event, float] = {}
-        self._epsilon: dict[str, float] = {}
+        self._asked: set[Event] = set()
 
-    def epsilon(self, client: str) -> float | None:
-        """Returns the ε of all that a client was charged, if it is known yet."""
-        return self._epsilon.get(client)
+    def epsilon(self, ledger: Ledger) -> float | None:
+        """Returns the ε of all that was charged; None until it is computed, or without protection."""
+        if self._budget is None:
+            return None
+        event = ledgers.spent(ledger)
+        found = self._known.get(event)
+        if found is None:
+            with self._lock:
+                new = event not in self._asked and not self._closing
+                self._asked.add(event)
+            if new:
+                self.update({"": ledger})
+        return found
 
     @property
     def delta(self) -> float | None:
@@ -62,8 +72,6 @@ class Prices:
         except errors.FedviError as error:
             logs.log("price", f"what was charged cannot be priced: {error.message}")
             found = {}
-        with self._lock:
-            self._epsilon.update(found)
         if then is not None:
             then(max(found.values(), default=None))
 

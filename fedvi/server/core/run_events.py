@@ -147,9 +147,13 @@ def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:
         _round(spec, update),
         f"answered: {', '.join(update.clients)}" if update.clients else "nobody answered",
     ]
-    if update.missing:
-        missing = [f"{n} (revoked)" if away.get(n) == REVOKED else n for n in update.missing]
-        parts.append(f"MISSING: {', '.join(missing)}")
+    late = [name for name in update.missing if name in update.clients]
+    missing = [name for name in update.missing if name not in late]
+    if late:
+        parts.append(f"late, for an earlier turn: {', '.join(late)}")
+    if missing:
+        words = [f"{n} (revoked)" if away.get(n) == REVOKED else n for n in missing]
+        parts.append(f"MISSING: {', '.join(words)}")
     parts.append(f"damping {update.damping:.3g}")
     if update.gap is not None:
         parts.append(f"gap {update.gap.largest:.3g} sd")

@@ -4,6 +4,7 @@ It shows only the public transcript: who answered, versions, how far the posteri
 ledgers, which hold no data.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -31,6 +32,8 @@ __all__ = ["Admin", "describe"]
 
 # The largest integer of SQLite.
 _LAST = (1 << 63) - 1
+# How long a reply waits for the price of a new charge.
+_PRICED_SECONDS = 0.3
 
 
 class Admin:
@@ -107,7 +110,13 @@ class Admin:
 
     async def _now(self, context: Any) -> Any:
         await self._admit(context)
-        return self._describe()
+        run = self._describe()
+        open_prices = any(row.charged and not row.HasField("epsilon") for row in run.clients)
+        if open_prices and run.HasField("epsilon_budget"):
+            # A new price is computed in the background: give it a moment.
+            await asyncio.sleep(_PRICED_SECONDS)
+            run = self._describe()
+        return run
 
     async def _control(self, context: Any, action: Action) -> Any:
         await self._admit(context)
@@ -217,7 +226,7 @@ def _client(
         client.charged = ledgers.reservations(book)
     if seen is not None:
         client.seen_seconds = max(0.0, now - seen)
-    epsilon = prices.epsilon(name)
+    epsilon = None if book is None else prices.epsilon(book)
     if epsilon is not None and prices.delta is not None:
         client.epsilon, client.delta = epsilon, prices.delta
     return client

@@ -309,7 +309,7 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
         return [
             *lines,
             _line("type", "", 'STATE ME: "number", "count", "level" or "binary"'),
-            "# bounds = [0, 1]                 # of a number or count: lowest and highest, as in the file",
+            "# bounds = [0, 1]                 # of a number or count: lowest and highest, in the unit of the file",
             '# levels = ["a", "b"]             # of a level: the first is the reference',
             "# true = [1]                      # of a binary column: cells that mean true,",
             "# false = [0]                     # and false",
@@ -317,7 +317,9 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
     lines.append(_line("type", kind))
     if kind in ("number", "count"):
         if "bounds" in table:
-            lines.append(_line("bounds", table["bounds"], "lowest and highest, as in the file"))
+            lines.append(
+                _line("bounds", table["bounds"], "lowest and highest, in the unit of the file")
+            )
         else:
             missing.append(f"{path}.bounds")
             lines.append(_line("bounds", [], "STATE ME: lowest and highest, not from the data"))

@@ -88,7 +88,7 @@ def test_a_column_names_the_clients_in_the_order_of_the_file() -> None:
 @pytest.mark.parametrize(
     ("cells", "clients", "said"),
     [
-        (["north", ""], None, "a record has nothing in the column"),
+        (["north", ""], None, "1 of 2 records have nothing in the column"),
         ([], None, "there is no record"),
         (["north", "south"], 3, "3 clients are to share records of 2 different ones"),
     ],

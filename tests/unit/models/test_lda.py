@@ -646,9 +646,11 @@ def test_an_odd_document_is_refused_by_whatever_seed_its_words_are_parted(docume
     model = LatentDirichlet(2, 4)
     documents = dict(zip(("words", "counts"), map(np.array, document), strict=True))
     for seed in range(6):
-        with pytest.raises(errors.ModelError, match=r"do not rise, or are outside the vocabulary"):
+        with pytest.raises(
+            errors.ModelError, match=r"do not increase, or are outside the vocabulary"
+        ):
             completion_perplexity(model, model.start, documents, seed)
-    with pytest.raises(errors.ModelError, match=r"do not rise, or are outside the vocabulary"):
+    with pytest.raises(errors.ModelError, match=r"do not increase, or are outside the vocabulary"):
         document_topics(model, model.start, documents)
 
 
