@@ -158,7 +158,7 @@ def judge(
         if 1.0 / _OTHER < np.median(off) < _OTHER:
             sds = [rows[i]["sd"] for i in effects]
             effective = _effective(records, sds, prior, open_sd, effects)
-    if not moves and study.schedule.rounds:
+    if not moves:
         # Widths and levers of a prior say nothing.
         return Verdict(len(effects), (), {}, None, None, None, (_NO_ROUND,), "")
     alarms = (

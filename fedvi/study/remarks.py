@@ -30,7 +30,7 @@ _LOW_RANK = (
 _POLYA_GAMMA = (
     "by Pólya-Gamma latents intervals are narrower than exact ones, a quarter at log odds of 2"
 )
-_HOLDS_IT = "those of solver `site_release` do hold it"
+_HOLDS_IT = "those of solver `site_release` include it"
 
 
 def remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -104,7 +104,7 @@ def test_a_record_that_does_not_fit_leaves_an_empty_line_with_the_reason(
         assert all((row[name] == "") == bool(row["reason"]) for name in ("mean", "sd", "lower"))
     assert float(rows[0]["mean"]) == pytest.approx(float(rows[5]["mean"]), rel=1e-12)
     assert rows[0]["mean"] != rows[2]["mean"]
-    assert "4 of them do not fit the schema" in said
+    assert "4 do not fit the schema" in said
 
 
 def test_a_clipped_cell_is_told_and_an_id_is_no_formula(runs: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_a_clipped_cell_is_told_and_an_id_is_no_formula(runs: Path, tmp_path: Pa
     said = fedvi("predict", runs / "heart-disease", new, *options).output
     rows = read(tmp_path / "p.csv")
     assert [row["who"] for row in rows] == ["'=1+1", "'+x", "'-2", "'@a", "ann", "a=1"]
-    assert "1 of them have cells outside the schema's bounds" in said
+    assert "1 have cells outside the schema's bounds" in said
     (note,) = filter(None, (row["note"] for row in rows))
     assert "`age` holds 400, clipped to" in note
     assert "`oldpeak` holds -50, clipped to" in note

@@ -309,7 +309,7 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
         return [
             *lines,
             _line("type", "", 'STATE ME: "number", "count", "level" or "binary"'),
-            "# bounds = [0, 1]                 # of a number or count: lowest and highest, in the unit of the file",
+            "# bounds = [0, 1]                 # of a number or count: lowest and highest, in its unit",
             '# levels = ["a", "b"]             # of a level: the first is the reference',
             "# true = [1]                      # of a binary column: cells that mean true,",
             "# false = [0]                     # and false",

@@ -116,7 +116,7 @@ def test_a_promise_of_privacy_is_not_spent_twice(monkeypatch: pytest.MonkeyPatch
         raise AssertionError("records were read")
 
     monkeypatch.setattr(loading, "load_shards", never)
-    with pytest.raises(BudgetExceeded, match="once more for each"):
+    with pytest.raises(BudgetExceeded, match="every client once more"):
         baselines.baselines(parse_study(private()), Path())
 
 

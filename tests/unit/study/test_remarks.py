@@ -41,9 +41,9 @@ def test_an_interval_that_is_told_the_noise_needs_no_word():
 @pytest.mark.parametrize("solver", ["dp_optimisation", "vips"])
 def test_one_that_is_not_is_told_and_the_solver_that_has_it(solver):
     said = remark(study(solver))
-    assert "do not hold the noise" in said
-    assert "`site_release` do hold it" in said
-    assert "do not hold the noise" not in remark(study(solver, private=False))
+    assert "leave out the noise" in said
+    assert "`site_release` include it" in said
+    assert "leave out the noise" not in remark(study(solver, private=False))
 
 
 def test_mean_field_says_that_correlations_are_lost():
@@ -51,7 +51,7 @@ def test_mean_field_says_that_correlations_are_lost():
     assert "√(1 − R²)" in said
     both = remark(study("dp_optimisation", "diagonal_gaussian"))
     assert "√(1 − R²)" in both
-    assert "do not hold the noise" in both
+    assert "leave out the noise" in both
     # Which refuses such a family.
     assert "site_release" not in both
 
@@ -64,7 +64,7 @@ def test_a_low_rank_family_says_which_correlations_it_has():
 
 def test_no_solver_is_named_that_refuses_effects_of_sites():
     told = study("dp_optimisation", site_effect="intercept", site_scale=0.5)
-    assert "do not hold the noise" in remark(told)
+    assert "leave out the noise" in remark(told)
     assert "site_release" not in remark(told)
 
 
@@ -88,6 +88,6 @@ def test_a_posterior_that_is_no_gaussian_has_intervals_in_a_terminal_and_they_ar
         "data": {"max_records": 100},
         "clients": [{"name": "north"}, {"name": "south"}],
     }
-    assert "do not hold the noise of the sums" in remark(parse_study(raw))
+    assert "leave out the noise of the sums" in remark(parse_study(raw))
     raw["privacy"] = {"protection": "none"}
     assert remark(parse_study(raw)) == ""
