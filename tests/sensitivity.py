@@ -25,11 +25,12 @@ from fedvi import expfam, models
 from fedvi.audit.recording import Recorder
 from fedvi.expfam import tree
 from fedvi.inference import blocks, solvers
+from fedvi.inference.units import unit_model
 from fedvi.inference.vips import VIPS
 from fedvi.models.lda import LatentDirichlet
 from fedvi.privacy import events, mechanisms, random, sampling
 from fedvi.privacy.sampling.feistel import Feistel
-from fedvi.typing import IDS
+from fedvi.typing import IDS, ROWS
 from fedvi.updates.base import Shard, Task
 from fedvi.updates.coordinates import Coordinates, Foreseen
 
@@ -190,6 +191,50 @@ def _odd_counts() -> list[Table]:
         *({"x": row["x"], "y": row["y"][:, 0]} for row in _odd_trials()),
         *({"x": row["x"], "y": row["y"][:, 1]} for row in _odd_trials()),
         *odd_rows(count=0),
+    ]
+
+
+def _patients(capacity: int) -> Table:
+    """Two rows each that point the same way, and odd numbers in a third that does not stand."""
+    x = np.tile(np.float32([3, 4]), (capacity, 3, 1))
+    y = np.full((capacity, 3), 1e4, np.float32)
+    x[:, 2], y[:, 2] = np.nan, np.inf
+    return {"x": x, "y": y, ROWS: np.tile([True, True, False], (capacity, 1))}
+
+
+def _odd_patients() -> list[Table]:
+    found = []
+    for stands in ([1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 0], [1, 1, 1]):
+        mask = np.array([stands], bool)
+        for bad in (np.nan, np.inf, 1e30, 1e-45):
+            x, y = np.full((1, 3, 2), bad, np.float32), np.full((1, 3), bad, np.float32)
+            found.append({"x": x, "y": y, ROWS: mask})
+            x, y = x.copy(), y.copy()
+            x[mask], y[mask] = -np.float32([3, 4]), 1e4
+            found.append({"x": x, "y": y, ROWS: mask})
+    return found
+
+
+def _levels(capacity: int) -> Table:
+    return {"x": np.full((capacity, 1), 5, np.float32), "y": np.ones(capacity, np.float32)}
+
+
+def _odd_levels() -> list[Table]:
+    values = ((x, y) for x in (*_ODD, -5.0) for y in (0.0, 1.0, 7.0, np.nan))
+    return [{"x": np.float32([[x]]), "y": np.float32([y])} for x, y in values]
+
+
+def _times(capacity: int) -> Table:
+    return {
+        "x": np.full((capacity, 1), 5, np.float32),
+        "y": np.tile(np.float32([1e4, 1.0]), (capacity, 1)),
+    }
+
+
+def _odd_times() -> list[Table]:
+    values = ((x, t) for x in (*_ODD, -5.0) for t in (0.0, 1e-30, 1.0, 1e30, np.nan, np.inf))
+    return [
+        {"x": np.float32([[x]]), "y": np.float32([[t, d]])} for x, t in values for d in (0.0, 1.0)
     ]
 
 
@@ -509,6 +554,25 @@ def _every_case() -> list[Case]:
             )
         ),
         _solver_case("site_release, logistic after a survey", release, 409, model=logistic, at=AT),
+        *(
+            _solver_case(
+                *(f"site_release, patients, {label}", release, 409),
+                **{"model": model, "table": _patients, "odd": _odd_patients, **more},
+            )
+            for label, model, more in (
+                ("linear", unit_model(LINEAR), {"at": AT}),
+                ("counts", unit_model(models.negative_binomial(NAMES, 1.0)), {"curvature_share": 0.999}),
+                ("survey", unit_model(SURVEYED), {"clip_norm": "auto", "foreseen": Foreseen(20, 1, 10**6)}),
+            )
+        ),
+        _solver_case(
+            "site_release, levels", release, 409, model=models.multinomial(NAMES[:1], ["u", "v", "w"]),
+            table=_levels, odd=_odd_levels,
+        ),
+        _solver_case(
+            *("site_release, times", release, 409),
+            **{"model": models.survival(["a"], cuts=[]), "table": _times, "odd": _odd_times},
+        ),
         _solver_case("site_release, by draws", release, 409, model=_Any(LINEAR), draws=2),
         *(
             _solver_case("dp_optimisation", descent, count, model=LINEAR, steps=2)

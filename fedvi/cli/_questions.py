@@ -201,7 +201,7 @@ class Asked(NamedTuple):
         kinds = choice(("dp", "none"))
         yield Question("protection", words, why, kinds, "dp", given["protection"])
         if said["protection"] == "none":
-            for flag in ("epsilon", "delta", "unit", "relation"):
+            for flag in ("epsilon", "delta", "unit", "relation", "disjoint"):
                 if given[flag] is not None:
                     raise errors.ConfigError(
                         f"--{flag} is given beside --protection none", "leave out one of the two"
@@ -226,6 +226,10 @@ class Asked(NamedTuple):
             why = "substitute: one unit is another; add_remove: one unit is there or not."
             read_relation = choice(("substitute", "add_remove"))
             yield Question("relation", words, why, read_relation, "substitute", given["relation"])
+            words = f"Declare that no {said['unit']} is at two sites (yes, no)"
+            why = "no: ε of all sites add up for a person who is at each of them. yes: they do not."
+            sure = None if given["disjoint"] is None else ("yes" if given["disjoint"] else "no")
+            yield Question("disjoint", words, why, choice(("yes", "no")), "no", sure)
             words = (
                 f"Public upper bound on the {said['unit']}s of any site (0 or skip: state it later)"
             )

@@ -86,6 +86,11 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     "--relation", type=click.Choice(("substitute", "add_remove")), help="[default: substitute]"
 )
 @click.option(
+    "--disjoint/--not-disjoint",
+    default=None,
+    help="Declare that no unit is at two sites; else the ε of all sites add up. [default: not]",
+)
+@click.option(
     "--max-records",
     type=click.IntRange(min=1),
     help="Public upper bound on the records (or patients) of any site.",
@@ -191,6 +196,7 @@ def _answers(
         clients=said["clients"],
         columns=tables,
         private=private,
+        disjoint=said.get("disjoint") == "yes",
         max_records=most or None,
         unit_column=said.get("unit-column"),
         solver=given["solver"],

@@ -42,6 +42,11 @@ class Response:
     end: float = np.inf
 
     @property
+    def latest(self) -> float | None:
+        """The latest time of a "survival", in the unit of the file; None of other outcomes."""
+        return float(self.end * self.scale + self.center) if self.type == "survival" else None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one record's outcome."""
         return (len(self.columns),) if self.type in ("counts", "several", "survival") else ()

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 
-from fedvi.inference.blocks import blocks_of, length_of, single_precision
+from fedvi.inference.blocks import BLOCK, blocks_of, length_of, single_precision
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.bounded import float_limit, float_sum_of
 from fedvi.privacy.release import Released, release
+from fedvi.typing import ROWS
 
 __all__ = ["noised_in_blocks"]
 
@@ -42,7 +43,9 @@ def noised_in_blocks(
     ) -> Released:
         batch = draw(sampling_key, valid)
         count = batch.mask.shape[0]
-        length = length_of(count)
+        # A unit has as many rows as the study allows.
+        together = records[ROWS].shape[1] if ROWS in records else 1
+        length = length_of(count, max(BLOCK // together, 64))
         blocks, terms = -(-count // length), length + _ROUNDINGS
         limit = float_limit(clip_norm, terms, blocks, count, size, mechanism, double=True)
         limit *= 1.0 - 2.0**-20

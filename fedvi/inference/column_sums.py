@@ -55,6 +55,7 @@ def noised_column_sums(
         x, stands = records["x"], records.get(ROWS)
         if stands is None:
             x, stands = x[:, None, :], jnp.ones((len(x), 1), bool)
+        stands = stands.astype(bool)
         usable = mask & (jnp.isfinite(x).all(axis=2) | ~stands).all(axis=1)
         # Some devices flush such small numbers and others do not; norm and sum must see the same values.
         here = (usable[:, None] & stands)[:, :, None]

@@ -234,12 +234,16 @@ class Regression(Protocol):
     def log_density(self, linear_predictor: Any, y: Any) -> Any: ...
     def derivatives(self, linear_predictor: Any, y: Any) -> tuple[Any, Any, Any]: ...
     def steepest(self, linear_predictor: Any, y: Any) -> Any: ...
+    def sharpest(self, linear_predictor: Any, y: Any) -> Any: ...
     def rows(self, x: Any, y: Any, mask: Any) -> tuple[Any, Any, Any]: ...
 
 
 @runtime_checkable
 class PlausibleOutcomes(Protocol):
     """A model that can say how far apart the outcomes of a record may be."""
+
+    def designs(self, record: Mapping[str, Any]) -> Any:
+        """Returns [k, D]: the linear predictors of ONE record are designs @ θ."""
 
     def plausible(self, theta: Any, record: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Returns J records like ``record``, with the most extreme outcomes that are plausible at θ.

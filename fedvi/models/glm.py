@@ -21,6 +21,7 @@ from fedvi.models.outcomes.base import (
     Response,
     Values,
     WithOffset,
+    sharpest,
     steepest,
     typical_curvature,
 )
@@ -122,6 +123,10 @@ class GeneralisedLinearModel:
         """
         return steepest(self.response, linear_predictor, y)
 
+    def sharpest(self, linear_predictor: Predictor, y: Observed) -> Values | None:
+        """Returns −∂² log p(y | a) / ∂a² at the outcome of ``steepest``; None if no outcome changes it."""
+        return sharpest(self.response, linear_predictor, y)
+
     def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Returns log p(y | a = xᵀθ) of ONE record ``{"x": [C], "y": [...]}``, over all its rows."""
         theta = jnp.asarray(theta)
@@ -141,6 +146,11 @@ class GeneralisedLinearModel:
         x = jnp.asarray(record["x"])
         outcomes = found(jnp.asarray(theta), x)
         return {"x": jnp.broadcast_to(x, (len(outcomes), *x.shape)), "y": outcomes}
+
+    def designs(self, record: Record) -> Float[Array, "k d"]:
+        """Returns the designs of ONE record's k rows: their predictors are designs @ θ."""
+        x = jnp.asarray(record["x"])
+        return x[None] if self.layout is None else self.layout.rows(x, jnp.asarray(record["y"]))[0]
 
     def rows(
         self, x: Float[Array, "n c"], y: Float[Array, "n ..."], mask: Shaped[Array, " n"]

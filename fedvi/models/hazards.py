@@ -19,6 +19,7 @@ def survival(
     cuts: Sequence[Scale],
     prior_scale: Scale | Sequence[Scale] = 2.5,
     intercept_scale: Scale = 10.0,
+    follow_up: Scale | None = None,
 ) -> GeneralisedLinearModel:
     """Makes piecewise exponential survival: the hazard is exp(aⱼ + xᵀβ) in the j-th interval of time.
 
@@ -39,6 +40,8 @@ def survival(
       prior_scale: prior standard deviation of every coefficient, or one for each.
       intercept_scale: prior standard deviation of each log hazard of the baseline, around 0. It is wide,
         because the log hazard depends on the unit: one event in 20 years, in days, is −8.9.
+      follow_up: the latest time, if it is public; a study takes it from the bounds of its time. Weights
+        before clipping (``site_release``) need not expect later times.
 
     Raises:
       ModelError: a repeated name, a scale that is not a positive number, or cuts that do not increase.
@@ -49,7 +52,8 @@ def survival(
     >>> survival(["age"], cuts=[90, 365]).names
     ('baseline (0, 90]', 'baseline (90, 365]', 'baseline (365, ∞)', 'age')
     """
-    intervals = Intervals(_checked_cuts(cuts))
+    end = math.inf if follow_up is None else checked_scale("follow_up", follow_up)
+    intervals = Intervals(_checked_cuts(cuts), end)
     covariates = checked_names(names) if len(names) else ()
     baseline = (checked_scale("intercept_scale", intercept_scale),) * len(intervals.names)
     return GeneralisedLinearModel(

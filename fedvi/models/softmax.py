@@ -75,6 +75,11 @@ class Multinomial:
         x = jnp.asarray(record["x"])
         return {"x": jnp.broadcast_to(x, (len(self.levels), *x.shape)), "y": levels}
 
+    def designs(self, record: Record) -> Float[Array, "k d"]:
+        """Returns [K − 1, (K − 1)·D]: the predictors of ONE record's levels are designs @ θ."""
+        x = jnp.asarray(record["x"])
+        return jnp.kron(jnp.eye(len(self.levels) - 1, dtype=x.dtype), x[None, :])
+
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
         """Returns ``{"coefficients": [K − 1, D]}``, one row for each level after the first."""
         return {"coefficients": jnp.asarray(theta).reshape(-1, len(self.columns))}

@@ -55,12 +55,14 @@ class MadeUp(NamedTuple):
       slope: derivative of the log-likelihood in each row's predictor, [N, K].
       bend: minus its second derivative, [N, K].
       steepest: a large but plausible slope, [N, K]; None if the model does not give it.
+      far: slopes and curvatures of the rows at J extreme outcomes, [J, K] both; None without such.
     """
 
     x: np.ndarray
     slope: np.ndarray
     bend: np.ndarray
     steepest: np.ndarray | None
+    far: tuple[np.ndarray, np.ndarray] | None = None
 
     @property
     def curvature(self) -> np.ndarray:
@@ -356,7 +358,16 @@ def _of_times(assembly: Assembly, x: np.ndarray, random: np.random.Generator) ->
     hazard = (outcomes[..., 0].sum(axis=0) + 0.5) / np.maximum(outcomes[..., 1].sum(axis=0), 1e-9)
     along = np.broadcast_to(np.log(hazard), (len(x), each))
     _, slope, bend = model.derivatives(along, outcomes)
-    return MadeUp(rows, np.asarray(slope, np.float64), -np.asarray(bend, np.float64), None)
+    theta = jnp.asarray([*np.log(hazard), *np.zeros(model.size - each)])
+    ends = model.plausible(theta, {"x": jnp.asarray(x[0]), "y": jnp.asarray(y[0])})
+    far = jnp.stack(
+        [model.layout.rows(*pair)[1] for pair in zip(ends["x"], ends["y"], strict=True)]
+    )
+    _, steep, sharp = model.derivatives(jnp.asarray(np.log(hazard))[None], far)
+    return MadeUp(
+        *(rows, np.asarray(slope, np.float64), -np.asarray(bend, np.float64), None),
+        (np.asarray(steep, np.float64), -np.asarray(sharp, np.float64)),
+    )
 
 
 def is_known(assembly: Assembly) -> bool:

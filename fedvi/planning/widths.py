@@ -360,12 +360,15 @@ class _Rehearsal:
             square = (x**2).sum(axis=2)
             longest = np.hypot(slope * np.sqrt(square), self.weight * made.bend * square)[:, 0]
         else:
-            gradients = np.einsum("nk,nkd->nd", slope, x)
-            hessians = np.einsum("nk,nkd,nke->nde", made.bend, x, x)
-            longest = np.hypot(
-                np.linalg.norm(gradients, axis=1),
-                self.weight * np.linalg.norm(hessians, axis=(1, 2)),
-            )
+            lengths = []
+            for steep, sharp in zip(*(made.far or ([], [])), strict=True):
+                gradients = np.einsum("k,nkd->nd", steep, x)
+                hessians = np.einsum("k,nkd,nke->nde", sharp, x, x)
+                lengths.append(
+                    (np.linalg.norm(gradients, axis=1), np.linalg.norm(hessians, axis=(1, 2)))
+                )
+            first, second = np.max(lengths, axis=0)
+            longest = np.hypot(first, self.weight * second)
         kept = np.minimum(1.0, limit / np.maximum(longest, 1e-300))
         whole = np.einsum("n,nk,nkd,nke->de", kept, made.bend, x, x, optimize=True)
         return np.asarray(whole * self.records / len(x))

@@ -183,6 +183,7 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
         "levels": design.response.levels,
         "offset": design.offset is not None,
         "outcomes": design.response.columns,
+        "follow_up": design.response.latest,
         **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
     }
     if ":" in study.model.kind:

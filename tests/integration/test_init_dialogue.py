@@ -114,6 +114,7 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
         asked.say("patient_id repeats", "")
         asked.say("Column that says whose a row is [patient_id]", "")
         asked.say("Neighbouring relation", "")
+        asked.say("Declare that no patient is at two sites", "yes")
         asked.say("bound on the patients of any site", "900")
         asked.say("δ, far below", "")
         asked.say(
@@ -145,6 +146,7 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
     assert study["model"]["formula"] == "died ~ age + sex + stage + lactate"
     assert study["privacy"]["unit"] == "patient"
     assert study["privacy"]["epsilon"] == 0.5
+    assert study["privacy"]["disjoint"] is True
     assert study["data"]["unit_column"] == "patient_id"
     assert study["data"]["max_records"] == 900
     assert study["schedule"]["deadline_seconds"] == 86_400

@@ -11,6 +11,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.base import is_full
+from fedvi.inference import weights
 from fedvi.inference.block_sums import noised_in_blocks
 from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.clipping import MOST_ROWS, longest_part
@@ -46,10 +47,6 @@ _FORMED = 1 << 22
 _LEAST = 1e-300
 # The smallest normal number of float32, and one that no rounding makes infinite.
 _TINY, _LARGE = 2.0**-126, 2.0**126
-# The sd of a predictor under q is capped at this: wider expectations make steps too long.
-_WIDEST = 1.0
-# The share of the clip norm that weights aim for: the limit, lowered for rounding, then clips none of them.
-_NEARLY = 1.0 - 2.0**-8
 
 
 def site_release(
@@ -88,9 +85,9 @@ def site_release(
     A record of a multinomial or survival model has the weight C / longest of the vectors that it would
     have with its ``plausible`` outcomes, at the mean of q.
 
-    *Spread.* The sd of xᵀθ under q is capped at 1: for each record of a GLM, and for a typical one of a
-    multinomial or survival model. The mean curvature over a wider spread is
-    nearly 0, and a Newton step by it overshoots the optimum back and forth.
+    *Spread.* The sd of xᵀθ under q is capped at 1, for each record of a GLM, a multinomial or a survival
+    model. The mean curvature over a wider spread is nearly 0, and a Newton step by it overshoots the
+    optimum back and forth.
 
     Guarantee: one visit costs ``sampler.event(mechanism.event(shift))``, shift C when a record is added
     or removed and 2C when it is substituted (`clipped_sum_of_parts`: every record's vector has a norm of
@@ -162,9 +159,6 @@ def site_release(
     # An unlimited C leaves nothing to weigh.
     unit = clip_norm if math.isfinite(clip_norm) else 1.0
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
-    # Draws from a wide q lie where a likelihood looks nothing like near the optimum.
-    outcomes = isinstance(model, PlausibleOutcomes) and not has_predictor(model)
-    reach = typical_norm(model.names, foreseen or Foreseen()) if outcomes else 0.0
     streams = has_predictor(model)  # a unit of several rows has no single predictor
     summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws)
     surveyed = survey and noised_column_sums(
@@ -188,7 +182,7 @@ def site_release(
         valid = jnp.asarray(shard.mask)
         if surveyed and task.coordinates is None:
             return state, surveyed(sampling_key, noise_key, shard.records, valid), told
-        given = _given(family, reach, task)
+        given = _given(family, task)
         if streams and is_large(shard.mask):
             released = summed.by_blocks(sampling_key, noise_key, shard.records, valid, *given)
         else:
@@ -205,7 +199,7 @@ def site_release(
         if surveys or (streams and is_large(shards.mask[0])):
             return None
         sampling_keys, guide_keys, noise_keys = map(keys_of, ("sampling", "guide", "noise"))
-        given = by_posterior(functools.partial(_given, family, reach), tasks)
+        given = by_posterior(functools.partial(_given, family), tasks)
         valid = jnp.asarray(shards.mask)
         released = many(sampling_keys, noise_keys, shards.records, valid, *given, guide_keys)
         return states, released, {"valid_units": np.count_nonzero(shards.mask, axis=1)}
@@ -266,19 +260,13 @@ def _vanishing(model: Model, foreseen: Foreseen | None) -> list[list[int]]:
     return [list(known) for known in foreseen.vanishing]
 
 
-def _given(family: Any, reach: float, task: Task) -> tuple[Any, Any, Any]:
+def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
     """Returns the mean and root of the broadcast q, and the coordinates of the answer.
-
-    Args:
-      reach: the typical norm of x, for which the root is shrunk to a predictor's sd of 1; 0 leaves it.
 
     Raises:
       ProtocolError: if the coordinates have another number of columns than the model.
     """
     mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
-    if reach:
-        spread = reach * math.sqrt(float((root**2).sum()) / family.size)
-        root = root * np.float32(min(1.0, _WIDEST / max(spread, _TINY)))
     at = task.coordinates
     if at is None:
         at = Coordinates(np.zeros(family.size), np.ones(family.size), 0)
@@ -311,8 +299,7 @@ def _compiled(
     scale = twice * np.float32(weight)
     in_closed_form, base = has_predictor(model), of_rows(model)
     in_units = not in_closed_form and has_predictor(base)
-    knows = isinstance(model, PlausibleOutcomes) and math.isfinite(clip_norm)
-    plausible = cast(PlausibleOutcomes, model).plausible if knows else None
+    outcomes = cast(PlausibleOutcomes, base) if isinstance(base, PlausibleOutcomes) else None
 
     @jax.jit
     def summed(
@@ -329,42 +316,38 @@ def _compiled(
         if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
             batch = filled_up(batch)
             drawn = jax.tree.map(lambda column: column[batch.indices], records)
-            found = _of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
+            found = weights.of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
             bounded = _ghost_sum(
                 *found, weight, (rows, columns, twice), clip_norm, batch, mechanism
             )
         else:
-            thetas = jax.random.normal(guide_key, (draws, family.size), mean.dtype)
-            thetas = mean[None, :] + thetas @ root.T
+            away = jax.random.normal(guide_key, (draws, family.size), mean.dtype) @ root.T
             number = family.number_count
             batch = filled_up(batch)
             if in_units:  # predictors at all nodes are in memory too
                 number = max(number, nodes * records[ROWS].shape[1])
-            length = max(1, _FORMED // number)
-            length -= length % 64 if length > 64 else 0  # see `filled_up`
-            length = min(batch.mask.shape[0], length)
+            # A multiple of 64, see `filled_up`.
+            length = min(batch.mask.shape[0], max(64, _FORMED // number // 64 * 64))
             parts = -(-batch.mask.shape[0] // length)
             indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
 
-            def formed_at(thetas: Any, record: Any) -> dict[str, Any]:
+            def vector(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:
                 gradient, hessian = _of_draws(model, thetas, record)
-                return {"gradient": gradient, "curvature": -hessian[rows, columns] * scale}
+                return gradient, -hessian[rows, columns] * scale
 
             def formed(record: Any) -> dict[str, Any]:
-                found = formed_at(thetas, record)
-                others = plausible(mean, record) if plausible else None
-                if others is None:
-                    return found
-                far = jax.vmap(functools.partial(formed_at, mean[None]))(others)
-                squares = sum((part**2).sum(axis=1) for part in far.values())
-                kept = _kept(jnp.max(squares), clip_norm)
-                return {name: kept * part for name, part in found.items()}
+                narrow, kept = weights.narrow_and_kept(
+                    outcomes, mean, root, record, vector, clip_norm
+                )
+                thetas = mean[None, :] + narrow * away
+                gradient, curvature = vector(model, thetas, record)
+                return {"gradient": kept * gradient, "curvature": kept * curvature}
 
             def of_part(index: Any) -> Any:
                 taken = jax.lax.dynamic_slice_in_dim(indices, index * length, length)
                 drawn = jax.tree.map(lambda column: column[taken], records)
                 if in_units:
-                    return _of_units(
+                    return weights.of_units(
                         base, nodes, mean, root, at, drawn, (rows, columns, scale), clip_norm
                     )
                 return jax.vmap(formed)(drawn)
@@ -380,7 +363,7 @@ def _compiled(
     def block_sum(
         mean: Any, root: Any, at: Any, drawn: Any, mask: Any, limit: float
     ) -> dict[str, Any]:
-        found = _of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
+        found = weights.of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
         return _wide_sum(*found, weight, triangle, limit, mask)
 
     size = family.size + len(rows)
@@ -392,94 +375,6 @@ class _Summed(NamedTuple):
 
     at_once: Callable[..., Released]
     by_blocks: Callable[..., Released]
-
-
-def _of_predictor(
-    model: Any,
-    nodes: int,
-    mean: Any,
-    root: Any,
-    at: Any,
-    records: Any,
-    weight: float,
-    clip_norm: float,
-) -> tuple[Any, Any, Any]:
-    """Returns x̃ [B, D], and the factors a, b [B] with which g = a x̃ and H = b x̃ x̃ᵀ for each record."""
-    x, slope, bend, steepest = _at_rows(model, nodes, mean, root, at, records["x"], records["y"])
-    if steepest is not None and math.isfinite(clip_norm):
-        square = (x**2).sum(axis=1)
-        kept = _kept(steepest**2 * square + (weight * bend * square) ** 2, clip_norm)
-        slope, bend = kept * slope, kept * bend
-    return x, slope, bend
-
-
-def _of_units(
-    model: Any,
-    nodes: int,
-    mean: Any,
-    root: Any,
-    at: Any,
-    units: Any,
-    triangle: tuple[np.ndarray, np.ndarray, np.ndarray],
-    clip_norm: float,
-) -> dict[str, Any]:
-    """Returns (Σ_r g_r, c·svec(Σ_r H_r)) of units of R rows each, before they are clipped.
-
-    A unit's weight depends on its rows' x and on q only, like a record's. The gradient's length is at most
-    the sum of the rows' ``longest``; the curvature's length is known.
-
-    Args:
-      model: of one row.
-      units: of `fedvi.data.by_unit`: x [B, R, D], y [B, R, …] and ``ROWS`` [B, R].
-      triangle: rows and columns of the lower triangle, and c, or c·√2, for each entry.
-    """
-    stands, rows, columns = units[ROWS], *triangle[:2]
-    # Padding repeats the first row: zeros could be outside the likelihood's support.
-    x, y = (
-        jnp.where(stands.reshape(*stands.shape, *(1,) * (part.ndim - 2)), part, part[:, :1])
-        for part in (units["x"], units["y"])
-    )
-    flat = (part.reshape(-1, *part.shape[2:]) for part in (x, y))
-    found = _at_rows(model, nodes, mean, root, at, *flat)
-    x = found[0].reshape(x.shape)
-    slope, bend, steepest = (
-        None if part is None else jnp.where(stands, part.reshape(stands.shape), 0.0)
-        for part in found[1:]
-    )
-    assert bend is not None  # only `steepest` may be absent
-    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-    gradient = product("br,brd->bd", slope, x)
-    curvature = (
-        product("brd,bre->bde", bend[:, :, None] * x, x)[:, rows, columns] * triangle[2][None, :]
-    )
-    if steepest is not None and math.isfinite(clip_norm):
-        reach = (steepest * jnp.sqrt((x**2).sum(axis=2))).sum(axis=1)
-        kept = _kept(reach**2 + (curvature**2).sum(axis=1), clip_norm)[:, None]
-        gradient, curvature = kept * gradient, kept * curvature
-    return {"gradient": gradient, "curvature": curvature}
-
-
-def _kept(longest_square: Any, clip_norm: float) -> Any:
-    """Returns the weights with which vectors that may be so long stay within the clip norm."""
-    return jnp.minimum(1.0, _NEARLY * clip_norm / jnp.maximum(jnp.sqrt(longest_square), _TINY))
-
-
-def _at_rows(
-    model: Any, nodes: int, mean: Any, root: Any, at: Any, x: Any, y: Any
-) -> tuple[Any, Any, Any, Any]:
-    """Returns x̃ [B, D], and of each row slope, bend and, where the model has one, steepest slope [B]."""
-    exact, shares = np.polynomial.hermite_e.hermegauss(nodes)
-    points, weights = exact.astype(np.float32), (shares / shares.sum()).astype(np.float32)
-    # HIGHEST: on a GPU the default would round to TF32.
-    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-    spread = jnp.minimum(jnp.sqrt((product(x, root) ** 2).sum(axis=1)), _WIDEST)
-    predictor = product(x, mean)[:, None] + spread[:, None] * points[None, :]
-    _, slope, bend = model.derivatives(predictor, y[:, None])
-    centre, scale, constant = at
-    x = (x - x[:, constant][:, None] * centre[None, :]) * scale[None, :]
-    steepest = model.steepest(predictor, y[:, None])
-    reached = None if steepest is None else product(steepest, weights)
-    return x, product(slope, weights), -product(bend, weights), reached
 
 
 def _ghost_sum(

@@ -36,6 +36,7 @@ __all__ = [
     "measured",
     "of_two_kinds",
     "quantile",
+    "sharpest",
     "steepest",
     "typical_curvature",
 ]
@@ -241,6 +242,10 @@ class WithOffset:
         """Returns ``steepest`` of the response at a + offset."""
         return steepest(self.response, *_moved(linear_predictor, y))
 
+    def sharpest(self, linear_predictor: Predictor, y: Observed) -> Values | None:
+        """Returns ``sharpest`` of the response at a + offset."""
+        return sharpest(self.response, *_moved(linear_predictor, y))
+
 
 def typical_curvature(response: Any) -> float:
     """Returns a response's own ``typical_curvature``, or the default."""
@@ -255,6 +260,12 @@ def measured(outcome: Any) -> str:
 def steepest(response: Any, linear_predictor: Any, y: Any) -> Any:
     """Returns ``steepest`` of a response, or None if a custom response does not define it."""
     found = getattr(response, "steepest", None)
+    return None if found is None else found(linear_predictor, y)
+
+
+def sharpest(response: Any, linear_predictor: Any, y: Any) -> Any:
+    """Returns a response's ``sharpest``; None if its curvature does not depend on the outcome."""
+    found = getattr(response, "sharpest", None)
     return None if found is None else found(linear_predictor, y)
 
 

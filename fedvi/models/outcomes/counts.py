@@ -134,6 +134,12 @@ class NegativeBinomial(_Count):
         wider = 1.0 + self.dispersion * mean
         return 1.0 / wider + 3.0 * jnp.sqrt(mean / wider)
 
+    def sharpest(self, linear_predictor: Predictor, y: Observed) -> Values:
+        """Returns the curvature, −∂² log p / ∂a², of that count: it grows with the outcome."""
+        _, mean, _ = rate(jnp.asarray(linear_predictor))
+        far = mean + 1.0 + 3.0 * jnp.sqrt(mean * (1.0 + self.dispersion * mean))
+        return -self.derivatives(linear_predictor, far)[2]
+
     def _terms(self, linear_predictor: Any, y: Any) -> tuple[Any, Any, Any, Any]:
         """Returns log odds, y, the shape 1 / dispersion, and the term that is constant in a."""
         a = jnp.asarray(linear_predictor)

@@ -51,9 +51,15 @@ class Events:
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """Turns a subject into one row per interval, (0, c₁], (c₁, c₂], …, (c_K₋₁, ∞), with its covariates."""
+    """Turns a subject into one row per interval, (0, c₁], (c₁, c₂], …, (c_K₋₁, ∞), with its covariates.
+
+    Args:
+      cuts: c₁, c₂, ….
+      end: the latest time under observation, if it is public.
+    """
 
     cuts: tuple[float, ...]
+    end: float = math.inf
     accepts: ClassVar[Accepted] = ACCEPTED["survival"]
     measured: ClassVar[str] = "other"
 
@@ -88,14 +94,9 @@ class Intervals:
         return jnp.concatenate([jnp.eye(intervals, dtype=x.dtype), covariates], axis=1), outcomes
 
     def plausible(self, theta: Float[Array, " d"], x: Float[Array, " c"]) -> Float[Array, "2 2"]:
-        """Returns an event at once, and none until a cumulative hazard of 3, which 5 % would survive.
-
-        The last interval counts as being as long as all others together, if there are others.
-        """
+        """Returns an event at once, and none until a cumulative hazard of 3 or the end of follow-up."""
         intervals = len(self.cuts) + 1
-        ends = jnp.asarray(
-            [0.0, *self.cuts, 2.0 * self.cuts[-1] if self.cuts else math.inf], x.dtype
-        )
+        ends = jnp.minimum(jnp.asarray([0.0, *self.cuts, math.inf], x.dtype), self.end)
         hazard = rate(theta[:intervals] + theta[intervals:] @ x)[0]
         lengths = jnp.diff(ends)
         before = jnp.concatenate([jnp.zeros(1, x.dtype), jnp.cumsum(hazard[:-1] * lengths[:-1])])

@@ -52,6 +52,7 @@ class Answers:
         be stated.
       private: whether anything is promised; if not, the privacy fields are not used.
       epsilon, delta, relation, unit: the promise.
+      disjoint: whether it is declared that no unit is at two sites.
       unit_column: the column with the patient, if the unit is a patient.
       max_records: the largest number of units of any client; None: must still be stated.
       solver: None for the recommended one.
@@ -72,6 +73,7 @@ class Answers:
     delta: float = 1e-5
     relation: str = "substitute"
     unit: str = "record"
+    disjoint: bool = False
     unit_column: str | None = None
     max_records: int | None = None
     solver: str | None = None
@@ -265,7 +267,11 @@ def _privacy(answers: Answers) -> list[str]:
         _line("delta", answers.delta, "far below 1 / max_records"),
         _line("unit", answers.unit, f"protects {protected[answers.unit]}"),
         _line("relation", answers.relation, meant[answers.relation]),
-        _line("disjoint", False, f"true: declared that no {answers.unit} stands at two sites"),
+        _line(
+            "disjoint",
+            answers.disjoint,
+            f"true: declared that no {answers.unit} stands at two sites",
+        ),
     ]
 
 

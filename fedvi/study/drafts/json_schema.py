@@ -29,7 +29,7 @@ _DIALECT = "http://json-schema.org/draft-07/schema#"
 _Schema = dict[str, Any]
 # Arguments that a study cannot give, because they follow from the rest of it.
 _SUPPLIED = ("family", "foreseen", "max_records", "mechanism", "model", "sampler", "size", "unit")
-_OF_THE_FORMULA = ("levels", "names", "offset", "outcomes")
+_OF_THE_FORMULA = ("follow_up", "levels", "names", "offset", "outcomes")
 
 
 def study_schema() -> _Schema:
