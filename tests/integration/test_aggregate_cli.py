@@ -111,7 +111,10 @@ def test_a_ledger_alone_tells_what_sums_cost(run: Path) -> None:
 
 def test_commands_that_read_the_study_state_the_view(study: Path) -> None:
     checked = " ".join(fedvi("check", study).stdout.split())
-    assert "aggregate (whoever sees what is published: sums over clients" in checked
+    assert (
+        "anybody who sees what is published, sums over clients; the server itself is trusted"
+        in checked
+    )
     found = json.loads(fedvi("privacy", study, "--json").stdout)
     assert found["view"] == "aggregate"
     views = {row["view"]: row["noise_multiplier"] for row in found["views"]}

@@ -199,7 +199,7 @@ def test_one_visit_of_a_conjugate_model_is_not_said_to_be_unsettled(tmp_path: Pa
 def test_baselines_are_refused_where_a_budget_would_be_spent_twice(examples: Path) -> None:
     done = fedvi("simulate", examples / HEART, "--quiet", "--baselines")
     assert done.exit_code == 5
-    assert "once more for each" in done.stderr
+    assert "every client once more" in done.stderr
     done = fedvi("simulate", examples / TRAUMA, "--baselines", "--policy", "hospital-1=policy.toml")
     assert done.exit_code == 2
     assert "--baselines is given beside --policy" in done.stderr

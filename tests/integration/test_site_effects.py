@@ -199,7 +199,7 @@ def test_a_plan_names_the_effects_and_recommends_what_can_infer_them() -> None:
     assert outlook is not None
     assert outlook.recommended == "dp_optimisation"
     notes = {mode.solver: mode.note for mode in outlook.modes}
-    assert "each by itself" in notes["site_release"]
+    assert "separately" in notes["site_release"]
     assert "no regression" not in outlook.reason
 
 

@@ -124,7 +124,7 @@ TABLE = [
         said="data.schema.age.bonds: unknown key of a number column",
         hint=(
             "did you mean `bounds`? known: `bounds`, `center`, `column`, `expected`, `missing`, "
-            "`missing_values`, `outside`, `scale`, `type`"
+            "`missing_values`, `outside`, `scale`, `type`, `unit`"
         ),
     ),
     Wrong(

@@ -290,7 +290,7 @@ def test_a_unit_of_several_rows_is_clipped_as_one_with_its_effect():
 @pytest.mark.parametrize("grouped", [False, True])
 def test_solvers_that_look_at_records_or_parts_apart_refuse(name, grouped):
     model = site_effects(models.logistic(NAMES))
-    with pytest.raises(errors.SolverError, match=r"share.*each by itself") as refusal:
+    with pytest.raises(errors.SolverError, match=r"share.*separately") as refusal:
         getattr(solvers, name)(
             expfam.full_gaussian(2),
             unit_model(model) if grouped else model,

@@ -67,7 +67,7 @@ def test_a_share_of_another_secret_is_found_out() -> None:
     ("secret", "threshold", "count"), [(SECRET[:-1], 2, 3), (SECRET, 0, 3), (SECRET, 4, 3)]
 )
 def test_what_cannot_be_shared_is_refused(secret: bytes, threshold: int, count: int) -> None:
-    with pytest.raises(errors.PrivacyError, match="were to be shared"):
+    with pytest.raises(errors.PrivacyError, match="cannot be split"):
         shares.split(secret, threshold, count)
 
 

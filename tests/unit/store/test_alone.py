@@ -258,7 +258,7 @@ def test_another_plan_is_refused_and_both_are_named(tmp_path):
         r"`epsilon` is 1\.0, expected 0\.5\n",
     ) as refused:
         LedgerFolder(tmp_path / "spent").opened(header(digest="cd34", epsilon=0.5))
-    assert "give another plan a folder of its own" in refused.value.hint
+    assert "give another plan its own folder" in refused.value.hint
     assert (tmp_path / "spent" / DATABASE).read_bytes() == before
 
 

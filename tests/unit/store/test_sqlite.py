@@ -245,7 +245,9 @@ def test_a_reader_that_keeps_the_log_from_being_emptied_is_reported(tmp_path):
         with contextlib.closing(sqlite3.connect(folder / DATABASE)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM chain").fetchall()
-            with pytest.raises(errors.LedgerError, match="a reader keeps"):
+            with pytest.raises(
+                errors.LedgerError, match="cannot be emptied while it is being read"
+            ):
                 seal(store, "a#0")
         assert store.unsent()[0] == "a#0"
         assert store.ledger.entries[-1].kind == "sealed"
@@ -379,7 +381,7 @@ def test_a_ledger_of_something_else_is_refused_naming_what_differs(folder, chang
 def test_a_file_of_another_version_or_another_program_is_refused(folder, tmp_path):
     for pragma, message in (
         ("user_version = 2", "schema version 2, expected 1"),
-        ("application_id = 7", "something else than fedvi"),
+        ("application_id = 7", "not one of fedvi"),
     ):
         edited(folder, f"PRAGMA {pragma}")
         with pytest.raises(errors.LedgerError, match=message):
@@ -390,7 +392,7 @@ def test_a_file_of_another_version_or_another_program_is_refused(folder, tmp_pat
     other.mkdir()
     with contextlib.closing(sqlite3.connect(other / DATABASE)) as connection:
         connection.execute("CREATE TABLE notes (text)")
-    with pytest.raises(errors.LedgerError, match="something else than fedvi"):
+    with pytest.raises(errors.LedgerError, match="not one of fedvi"):
         SqliteClientStore(other, HEADER)
 
 
