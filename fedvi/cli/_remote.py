@@ -170,6 +170,7 @@ def _socket_of(folder: Path) -> str:
     if not runs(folder):
         raise errors.TransportError(
             f"no server runs on {folder}: nobody listens on its {SOCKET}",
-            "name the --state of a server that runs on this machine, or use --server",
+            "name the folder of a server that runs on this machine, or use --server; of one that has "
+            "ended, `fedvi status` shows what it saved",
         )
     return socket_address(folder)

@@ -406,6 +406,7 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
         "2",
         "",  # unit
         "",  # relation
+        "",  # whether nobody is at two sites
         "900",
         "0.5",  # δ, out of range
         "",
@@ -445,7 +446,7 @@ def test_what_check_would_refuse_leads_back_to_the_review(
     given = [item for item in given if item not in ("--yes", "died=binary")]
     given.remove("--column")
     # Name, promise, ε, unit, relation, δ, server; the review, and what is changed in it.
-    answers = [*[""] * 7, "", "2", "linear", ""]
+    answers = [*[""] * 8, "", "2", "linear", ""]
     done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
     assert "Error: model.formula: the response 'los' is a number" in done.output
@@ -468,7 +469,7 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
     )
     answers = [
         *["", "", "north,south", ""],  # name, kind, sites, the look
-        *["", "readmitted", "", "", "", "", "", "900", ""],  # identifier to δ
+        *["", "readmitted", "", "", "", "", "", "", "900", ""],  # identifier to δ
         *["", "out", "binary:<30/>30,NO"],  # what is no answer is asked again
         *["", "number:18..100", "out", "out"],  # codes, age, weight, payer
         *["", ""],  # server, review
@@ -516,7 +517,7 @@ def test_no_word_of_the_file_is_written_where_a_flag_answers_the_question_that_s
     (tmp_path / "north.csv").write_text(f"lactate,died\n{rows}")
     given = ["--from", tmp_path / "north.csv", "--missing", "lactate=indicator"]
     # Name, kind, sites, the look, formula, promise to δ; died, lactate; server, review.
-    answers = ["", "", "a,b", "", "died", *[""] * 6, "", "number:0..20", "", ""]
+    answers = ["", "", "a,b", "", "died", *[""] * 7, "", "number:0..20", "", ""]
     done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "study" / "study.toml").read_text()
@@ -530,7 +531,7 @@ def test_a_form_with_the_names_of_columns_alone_says_nothing_of_them(
     monkeypatch.setattr(command, "_on_terminal", lambda: True)
     (tmp_path / "form.csv").write_text("age,died\n")
     # Name, kind, sites, the look, formula, promise to δ; died, age; server, review.
-    answers = ["", "", "a,b", "", "died", *[""] * 6, "", "number:18..100", "", ""]
+    answers = ["", "", "a,b", "", "died", *[""] * 7, "", "number:18..100", "", ""]
     given = ["--from", tmp_path / "form.csv"]
     done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output

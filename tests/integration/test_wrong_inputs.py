@@ -978,7 +978,8 @@ TABLE = [
         command="status {d}/state",
         code=3,
         said="no server runs on {d}/state: nobody listens on its admin.sock",
-        hint="name the --state of a server that runs on this machine, or use --server",
+        hint="name the folder of a server that runs on this machine, or use --server; of one that has "
+        "ended, `fedvi status` shows what it saved",
     ),
     Wrong(
         "ledger of nothing",

@@ -167,7 +167,8 @@ def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str
 
 {state}```console
 $ fedvi check study.toml{policy}
-$ fedvi simulate study.toml --out trial     # in one process, on made-up records: NAME.csv for each site
+$ fedvi plan study.toml                     # how wide intervals will be, before any record is read
+$ fedvi simulate study.toml --out trial     # in one process; it reads the files that study.toml names
 ```
 
 {own}The digest that `fedvi check` prints must be the same at every site.
@@ -185,8 +186,6 @@ coordinator$ fedvi enroll server --dir tls/server --certificate server.pem --ca 
 {first}$ fedvi enroll {first} --dir tls       # at every site, under its own name; tls/request.pem travels
 {signs}
 {first}$ fedvi enroll {first} --dir tls --certificate {first}.pem --ca ca.pem --fingerprint HEX
-
-coordinator$ cp authority/roster.json tls/server/roster.json
 ```
 
 The fingerprint is the one that `fedvi ca list --ca authority` prints. Send it over a different channel.
@@ -194,11 +193,13 @@ The fingerprint is the one that `fedvi ca list --ca authority` prints. Send it o
 ## 3. The server
 
 ```console
-coordinator$ fedvi server study.toml --listen 0.0.0.0:{server.rpartition(":")[2]} --tls tls/server
+coordinator$ fedvi server study.toml --listen 0.0.0.0:{server.rpartition(":")[2]} --tls tls/server \\
+    --roster authority/roster.json
 coordinator$ fedvi status .fedvi/{answers.name}/server
 ```
 
-Or `docker compose -f compose.coordinator.yaml up -d`.
+Or `cp authority/roster.json tls/server/roster.json`, after each `fedvi ca` command that changes it, and
+`docker compose -f compose.coordinator.yaml up -d`.
 
 ## 4. The clients
 
