@@ -24,16 +24,16 @@ def noised_in_blocks(
     size: int,
     block_sum: Callable[..., dict[str, Any]],
 ) -> Callable[..., Released]:
-    """Returns a function (sampling key, noise key, records, valid, *given) → the noised sum over a batch.
+    """Returns a function ``(sampling key, noise key, records, valid, *given)`` → the noised sum of a batch.
 
     Guarantee: that of `float_sum_of`, if ``block_sum`` keeps its promise.
 
     Args:
       sampler, mechanism, clip_norm: those of the visit.
       size: how many numbers a record's vector has.
-      block_sum: (*given, records, mask, limit) → the float64 sum of the vectors of a block's rows. It must
-        clip each vector to norm ``limit``, with a relative error of at most 2⁻²⁰ in float64, and use at
-        most eight roundings a term.
+      block_sum: ``(*given, records, mask, limit)`` → the float64 sum of the vectors of a block's rows.
+        It must clip each vector to norm ``limit``, with a relative error of at most 2⁻²⁰ in float64, and
+        use at most eight roundings a term.
     """
     draw = jax.jit(sampler.draw)
     noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))

@@ -24,7 +24,7 @@ class Split(NamedTuple):
 
     Attributes:
       ahead: key → a list of arrays.
-      after: (that list, *others) → the function's result.
+      after: ``(that list, *others)`` → the function's result.
       size: how many numbers ``ahead`` returns.
     """
 

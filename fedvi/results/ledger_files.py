@@ -280,10 +280,10 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
     Guarantee: upper bounds if the studies were planned together. If later ones were chosen after
     seeing earlier results, what holds is the cap of the site's ledger for life: a filter's.
 
+    Args:
       books: verified, none the beginning of another; ledgers for life are left out, since they hold
         the same releases again.
       delta: replaces the headers' largest.
-      delta: in place of the headers' largest.
     """
     sites: dict[tuple[str, str], list[Ledger]] = {}
     for book in books:
