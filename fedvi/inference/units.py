@@ -6,17 +6,16 @@ clipped. Clipping each row would let a patient with k rows move the total k time
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jaxtyping import Array, ArrayLike, Bool, Float, Shaped
 
 from fedvi import errors
 from fedvi.models.base import Model, Record, Wrapped
 from fedvi.typing import ROWS
 
-__all__ = ["UnitModel", "of_rows", "unit_model"]
+__all__ = ["UnitModel", "filled", "of_rows", "unit_model"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,16 +40,30 @@ class UnitModel(Wrapped):
                 "a record without its rows, expected all rows of one unit",
                 "group the rows with `fedvi.data.by_unit`",
             )
-        rows = {name: jnp.asarray(column) for name, column in record.items() if name != ROWS}
+        stands = jnp.asarray(record[ROWS], bool)
+        rows = {
+            name: filled(jnp.asarray(column), stands)
+            for name, column in record.items()
+            if name != ROWS
+        }
+        found = jax.vmap(lambda row: self.model.log_likelihood(theta, row))(rows)
+        return jnp.where(stands, found, jnp.zeros_like(found)).sum()
 
-        def term(row: Any, stands: Any) -> Any:
-            # Padding rows repeat the first row: zeros could be outside the likelihood's support, and a
-            # gradient that is not finite passes through `where`.
-            filled = {name: jnp.where(stands, value, rows[name][0]) for name, value in row.items()}
-            found = self.model.log_likelihood(theta, filled)
-            return jnp.where(stands, found, jnp.zeros_like(found))
 
-        return jax.vmap(term)(rows, jnp.asarray(record[ROWS], bool)).sum()
+def filled(column: Shaped[Array, "..."], stands: Bool[Array, "..."]) -> Shaped[Array, "..."]:
+    """Returns a column of units in which padding repeats the unit's first row.
+
+    Zeros could be outside a likelihood's support, and a gradient that is not finite passes through
+    ``where``.
+
+    Args:
+      column: [R, …], or [B, R, …].
+      stands: bool [R], or [B, R]: which rows are valid.
+    """
+    first = jnp.take(column, jnp.zeros(1, jnp.int32), axis=stands.ndim - 1)
+    return jnp.where(
+        stands.reshape(*stands.shape, *(1,) * (column.ndim - stands.ndim)), column, first
+    )
 
 
 def of_rows(model: Model) -> Model:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedvi.inference.units import filled
 from fedvi.models.capabilities import PlausibleOutcomes
 from fedvi.typing import IDS, ROWS
 
@@ -60,8 +61,8 @@ def of_units(
 ) -> dict[str, Any]:
     """Returns (Σ_r g_r, c·svec(Σ_r H_r)) of units of R rows each, before they are clipped.
 
-    A unit's weight depends on its rows' x and on q only, like a record's. The gradient's length is at most
-    the sum of the rows' ``longest``; the curvature's length is known.
+    A unit's weight depends on its rows' x and on q only, like a record's. It allows for the sum of its
+    rows' longest gradients, and for the sum of their longest curvatures.
 
     Args:
       model: of one row.
@@ -69,11 +70,7 @@ def of_units(
       triangle: rows and columns of the lower triangle, and c, or c·√2, for each entry.
     """
     stands, rows, columns = units[ROWS].astype(bool), *triangle[:2]
-    # Padding repeats the first row: zeros could be outside the likelihood's support.
-    x, y = (
-        jnp.where(stands.reshape(*stands.shape, *(1,) * (part.ndim - 2)), part, part[:, :1])
-        for part in (units["x"], units["y"])
-    )
+    x, y = (filled(units[name], stands) for name in ("x", "y"))
     flat = (part.reshape(-1, *part.shape[2:]) for part in (x, y))
     found = _at_rows(model, nodes, mean, root, at, *flat)
     x = found[0].reshape(x.shape)
@@ -117,12 +114,7 @@ def narrow_and_kept(
     stands = record.get(ROWS)
     units = {name: part[None] for name, part in record.items()} if stands is None else record
     stands = jnp.ones(1, bool) if stands is None else stands.astype(bool)
-    # Padding repeats the first row: zeros could be outside the likelihood's support.
-    parts = {
-        name: jnp.where(stands.reshape(-1, *(1,) * (part.ndim - 1)), part, part[:1])
-        for name, part in units.items()
-        if name not in (ROWS, IDS)
-    }
+    parts = {name: filled(part, stands) for name, part in units.items() if name not in (ROWS, IDS)}
 
     def of_row(row: Any) -> tuple[Any, Any, Any]:
         spread = jnp.sqrt(((model.designs(row) @ root) ** 2).sum(axis=1)).max()

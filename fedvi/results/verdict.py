@@ -102,8 +102,8 @@ def open_sds(
 
 
 _NO_ROUND = (
-    "no round was completed: the posterior is the prior, or has the answers of some sites only, and "
-    "widths say nothing yet"
+    "no round has moved the posterior yet: it is the prior, or has the answers of some sites only, and its "
+    "widths say nothing"
 )
 
 

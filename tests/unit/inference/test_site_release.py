@@ -495,7 +495,8 @@ def test_weights_leave_the_mean_of_a_gradient_at_zero_where_clipping_would_not(n
     assert abs(law @ slope) < 5e-3 * size
     assert abs(law @ clipped) > 20 * abs(law @ slope)
     # What is weighed seldom needs to be clipped.
-    assert law @ (np.abs(slope) * x > clip_norm) < 0.02
+    # A negative binomial of dispersion 2 has more than 1 % beyond three standard deviations.
+    assert law @ (np.abs(slope) * x > clip_norm) < (0.02 if name == "negative_binomial" else 0.01)
 
 
 def test_steps_are_short_where_the_broadcast_is_wide():

@@ -261,3 +261,10 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
     found = judged(rows(0.2, 0.2, 0.2, 0.2))
     assert verdicts.from_dict(found.as_dict()) == found
     assert verdicts.from_dict(None) is None
+
+
+def test_a_run_without_a_round_says_so_and_judges_no_width() -> None:
+    assert judged(rows(*[0.2] * 4), helps="more").multiples  # with rounds
+    found = judged(rows(*[0.2] * 4), moves=(), helps="more")
+    assert (found.multiples, found.helps) == ({}, "")
+    assert "no round has moved the posterior yet" in said(found)
