@@ -227,7 +227,7 @@ class Asked(NamedTuple):
             read_relation = choice(("substitute", "add_remove"))
             yield Question("relation", words, why, read_relation, "substitute", given["relation"])
             words = f"Declare that no {said['unit']} is at two sites (yes, no)"
-            why = "no: ε of all sites add up for a person who is at each of them. yes: they do not."
+            why = "no: the ε of all sites together counts a person at each of them. yes: it is one site's."
             sure = None if given["disjoint"] is None else ("yes" if given["disjoint"] else "no")
             yield Question("disjoint", words, why, choice(("yes", "no")), "no", sure)
             words = (

@@ -193,7 +193,7 @@ def _of_all(assembly: Assembly) -> Iterator[tuple[str, str]]:
     yield (
         f"cost of all {len(assembly.clients)} clients",
         f"ε {prices}, at δ = {tables.bound(claims[0].delta)}: without disjoint = true one "
-        f"{claims[0].unit} may be at every client, and prices are summed",
+        f"{claims[0].unit} may be at every client, and their answers are priced as one sequence",
     )
 
 

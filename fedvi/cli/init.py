@@ -88,7 +88,7 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 @click.option(
     "--disjoint/--not-disjoint",
     default=None,
-    help="Declare that no unit is at two sites; else the ε of all sites add up. [default: not]",
+    help="Declare that no unit is at two sites; else the ε of all counts one at each. [default: not]",
 )
 @click.option(
     "--max-records",

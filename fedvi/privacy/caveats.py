@@ -1,7 +1,6 @@
 """What a claim rests on and what it leaves out: a sentence each, printed with every claim."""
 
 __all__ = [
-    "ADDED_UP",
     "AT_THE_SITE",
     "CLIENTS_IN_ONE_SUM",
     "CLIENTS_TOGETHER",
@@ -13,6 +12,7 @@ __all__ = [
     "FLOAT_NOISE",
     "FROZEN",
     "IN_GENERAL",
+    "ONE_AT_EACH",
     "ONE_OF_MANY",
     "OTHER_RUNS",
     "PERSONS_AT_SEVERAL_SITES",
@@ -73,7 +73,9 @@ CLIENTS_IN_ONE_SUM = (
     "data of several clients that change together: one noise then hides all of them, and their epsilon is "
     "more than those of these clients added up"
 )
-ADDED_UP = "sites may hold the same person: so epsilons and deltas are added up over sites"
+ONE_AT_EACH = (
+    "more than one unit of a person at one site: the price of all sites covers one at each"
+)
 
 PSEUDORANDOM = "the ciphers that noise is drawn with, ChaCha20 and HMAC-SHA256, are not broken"
 ENTROPY = (

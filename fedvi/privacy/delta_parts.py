@@ -25,7 +25,15 @@ from fedvi.privacy.events import (
     counts,
 )
 
-__all__ = ["Delta", "Itemised", "delta_items", "noised_releases", "smallest_noise", "with_tables"]
+__all__ = [
+    "Delta",
+    "Itemised",
+    "delta_items",
+    "noised_releases",
+    "smallest_noise",
+    "table_distance",
+    "with_tables",
+]
 
 _LARGEST_EPSILON = 700.0  # e^ε of more is no float
 _GUESS = 1e-6  # the part of δ that is kept for tables at first
@@ -135,6 +143,11 @@ def with_tables(accountant: Accountant, distance: float) -> Accountant:
     if isinstance(accountant, Itemised):
         return Itemised(accountant.accountant, max(distance, accountant.distance))
     return Itemised(accountant, distance) if distance > 0 else accountant
+
+
+def table_distance(accountant: Accountant) -> float:
+    """Returns the ``distance`` that `with_tables` gave the accountant; 0 if none."""
+    return accountant.distance if isinstance(accountant, Itemised) else 0.0
 
 
 def delta_items(event: Event, epsilon: float, delta: float, distance: float) -> Delta:

@@ -9,13 +9,20 @@ from fedvi.errors import ConfigError
 from fedvi.privacy import caveats
 from fedvi.privacy.accountants import Accountant, price
 from fedvi.privacy.advisories import advisory
-from fedvi.privacy.delta_parts import Delta, delta_items, noised_releases, with_tables
+from fedvi.privacy.delta_parts import (
+    Delta,
+    delta_items,
+    noised_releases,
+    table_distance,
+    with_tables,
+)
 from fedvi.privacy.events import (
     NOTHING,
     Event,
     PoissonSampled,
     Relation,
     WithoutReplacement,
+    compose,
     counts,
 )
 from fedvi.privacy.filter import RdpFilter
@@ -32,6 +39,7 @@ from fedvi.privacy.sums import (
 __all__ = [
     "Claim",
     "LifetimeSpend",
+    "Priced",
     "as_dict",
     "claims",
     "consortium",
@@ -64,6 +72,27 @@ class LifetimeSpend(NamedTuple):
     releases: int
 
 
+class Priced(NamedTuple):
+    """What an ε was computed from, so that the claims of several clients can be composed.
+
+    Args:
+      accountant: with all that belongs to its price: the view, and the error of the noise tables.
+      events: the dearer of the next two, all that the client may release, and all that its ledger reserved.
+        The largest price is stated, so it holds for the releases that were made and for those that may be.
+    """
+
+    accountant: Accountant
+    events: tuple[Event, ...]
+
+    def epsilon(self, delta: float) -> float:
+        """Returns the largest price of the events; infinite if one has no finite price."""
+        return max(price(self.accountant, event, delta) for event in self.events)
+
+    def right(self) -> float:
+        """Bounds the probability of a right guess by the noise of the events."""
+        return max(right_by_noise(self.accountant, event) for event in self.events)
+
+
 class Claim(NamedTuple):
     """A privacy guarantee with all that it depends on; no epsilon is stated without the rest.
 
@@ -86,6 +115,7 @@ class Claim(NamedTuple):
         or if they are counted in memory.
       right: bound on the probability of a right guess between two neighbours that were equally likely
         before, with the noise that is planned; None if only ``epsilon`` and ``delta`` bound it.
+      priced: what ``epsilon`` was computed from; None of a claim that was read or joined.
     """
 
     client: str
@@ -104,6 +134,7 @@ class Claim(NamedTuple):
     lifetime: LifetimeSpend | None = None
     kept: str = ""
     right: float | None = None
+    priced: Priced | None = None
 
 
 def claims(
@@ -161,11 +192,10 @@ def _claim(
     # Of the relation that is claimed, which is not always the one that was promised.
     mark = "; ".join(filter(None, (header.note, advisory(header, accountant.relation))))
     sums = header.sums if view == header.view else None
-    priced = with_tables(with_sums(of_messages(accountant), sums), header.table_distance)
-    epsilon, event = max(
-        ((price(priced, event, delta), event) for event in (planned, reserved)),
-        key=lambda pair: pair[0],
-    )
+    whole = with_tables(with_sums(of_messages(accountant), sums), header.table_distance)
+    event = max((planned, reserved), key=lambda event: price(whole, event, delta))
+    priced = Priced(whole, (event, planned, reserved))
+    epsilon = priced.epsilon(delta)
     return Claim(
         client=header.client,
         unit=header.unit,
@@ -181,10 +211,8 @@ def _claim(
         assumptions=(*_assumptions(event), *((MASKED,) if sums and header.secure else ())),
         declarations=declarations(header, seen_in_sums=sums is not None),
         kept=kept,
-        right=min(
-            right_guess(epsilon, delta),
-            max(right_by_noise(priced, event) for event in (planned, reserved)),
-        ),
+        right=min(right_guess(epsilon, delta), priced.right()),
+        priced=priced,
     )
 
 
@@ -319,10 +347,13 @@ def consortium(parts: Sequence[Claim], disjoint: bool) -> tuple[Claim, ...]:
 
     Guarantee: if no unit is at two sites, a change of one unit changes one site's data, and the
     other sites' releases depend on them through released values alone: the largest epsilon and the
-    largest delta hold (parallel composition). If units may be at several sites, once at each, their
-    sums hold (basic composition). So they do of messages, whose noises are each client's own; one sum
-    holds a unit's part of every client behind one noise, which prices of that sum do not add up to. Under
-    the view "aggregate", what messages cost together is then what is claimed: they tell all that sums do.
+    largest delta hold (parallel composition). If units may be at several sites, once at each, all sites'
+    releases are one sequence about the unit, in which each may depend on those before it: the sequence is
+    priced as one client's would be (adaptive composition), at the largest delta. Where the claims cannot be
+    composed, since they do not say what they were computed from or the accountants differ, their sums
+    hold (basic composition). So it is of messages, whose noises are each client's own; one sum holds a
+    unit's part of every client behind one noise, which prices of that sum do not add up to. Under the view
+    "aggregate", what messages cost together is then what is claimed: they tell all that sums do.
 
     Args:
       parts: of all clients, each with the same relations; under "aggregate" with those of messages.
@@ -382,6 +413,7 @@ def as_dict(claim: Claim) -> dict[str, Any]:
     1.0
     """
     fields = claim._asdict()
+    del fields["priced"]
     if not claim.kept:
         del fields["kept"]
     for name in ("exclusions", "assumptions", "declarations"):
@@ -515,18 +547,18 @@ def together(unit: str, view: str) -> str:
 
 
 def _join(parts: list[Claim], disjoint: bool) -> Claim:
-    epsilons, deltas = [p.epsilon for p in parts], [p.delta for p in parts]
-    rights = [right_guess(p.epsilon, p.delta) if p.right is None else p.right for p in parts]
+    price_of = _largest if disjoint else _composed
+    epsilon, delta, right = price_of(parts) or _added_up(parts)
     exclusions = [line for part in parts for line in part.exclusions]
-    exclusions.append(together(parts[0].unit, parts[0].view) if disjoint else caveats.ADDED_UP)
+    exclusions.append(together(parts[0].unit, parts[0].view) if disjoint else caveats.ONE_AT_EACH)
     declared = [line for part in parts for line in part.declarations]
     if disjoint:
         declared.append(_disjoint(parts[0].unit))
     return parts[0]._replace(
         client=f"all {len(parts)} clients" if len(parts) > 1 else parts[0].client,
-        epsilon=max(epsilons) if disjoint else math.fsum(epsilons),
-        delta=max(deltas) if disjoint else min(1.0, _decimal_sum(deltas)),
-        right=max(rights) if disjoint else None,
+        epsilon=epsilon,
+        delta=delta,
+        right=right,
         accountant=", ".join(dict.fromkeys(part.accountant for part in parts)),
         releases=sum(part.releases for part in parts),
         exclusions=tuple(dict.fromkeys(exclusions)),
@@ -537,4 +569,37 @@ def _join(parts: list[Claim], disjoint: bool) -> Claim:
         # What a site spent for life, and where it counts, is the site's own.
         lifetime=parts[0].lifetime if len(parts) == 1 else None,
         kept=parts[0].kept if len(parts) == 1 else "",
+        priced=None,
     )
+
+
+# The ε, the δ and the bound on right guesses of all clients together.
+_Cost = tuple[float, float, float | None]
+
+
+def _largest(parts: Sequence[Claim]) -> _Cost:
+    rights = [right_guess(p.epsilon, p.delta) if p.right is None else p.right for p in parts]
+    return max(p.epsilon for p in parts), max(p.delta for p in parts), max(rights)
+
+
+def _composed(parts: Sequence[Claim]) -> _Cost | None:
+    """Prices all clients' releases as one sequence; None where the claims cannot be composed.
+
+    The accountant is the one whose noise tables err most: its bound holds for all.
+    """
+    priced = [part.priced for part in parts if part.priced is not None]
+    if len(priced) < len(parts):
+        return None
+    distance = max(table_distance(each.accountant) for each in priced)
+    known = {with_tables(each.accountant, distance) for each in priced}
+    if len(known) > 1:
+        return None
+    events = tuple(compose(*each) for each in zip(*(p.events for p in priced), strict=True))
+    whole, delta = Priced(known.pop(), events), max(part.delta for part in parts)
+    epsilon = whole.epsilon(delta)
+    return epsilon, delta, min(right_guess(epsilon, delta), whole.right())
+
+
+def _added_up(parts: Sequence[Claim]) -> _Cost:
+    delta = min(1.0, _decimal_sum([part.delta for part in parts]))
+    return math.fsum(part.epsilon for part in parts), delta, None

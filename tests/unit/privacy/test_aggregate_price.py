@@ -228,14 +228,18 @@ def test_a_unit_at_several_clients_moves_one_sum_by_more_than_prices_add_up_to()
         )
         parts += statement.claims(book, planned, DELTA, [pld("substitute")])
     single = {part.view: part.epsilon for part in parts}
-    # One unit at each: the sum of ten answers moves ten times as far, and holds nine honest noises.
-    whole = events.Gaussian(3.0, substitute=clients * planned.substitute)
-    truth = pld("substitute").epsilon(whole, clients * DELTA)
+    # One unit at each: the nine honest answers, which whoever colludes gets by taking away its own, move
+    # nine times as far in their sum, and hold nine noises.
+    whole = events.Gaussian(3.0, substitute=9 * planned.substitute)
+    truth = pld("substitute").epsilon(whole, DELTA)
+    # Neither ten prices of one sum, nor ten sums as one sequence, would be enough.
     assert clients * single["aggregate"] < truth
+    assert pld("substitute").epsilon(events.repeat(events.Gaussian(3.0), clients), DELTA) < truth
     joined = {part.view: part for part in statement.consortium(parts, disjoint=False)}
-    assert joined["aggregate"].epsilon == pytest.approx(clients * single["message"])
+    all_messages = events.repeat(planned, clients)
+    assert joined["aggregate"].epsilon == pld("substitute").epsilon(all_messages, DELTA)
     assert joined["aggregate"].epsilon >= truth
-    assert joined["aggregate"].delta == pytest.approx(clients * DELTA)
+    assert joined["aggregate"].delta == DELTA
     apart = {part.view: part for part in statement.consortium(parts, disjoint=True)}
     assert apart["aggregate"].epsilon == pytest.approx(single["aggregate"])
     with pytest.raises(errors.ConfigError, match="have none of messages beside them"):
