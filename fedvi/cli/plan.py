@@ -117,15 +117,19 @@ def _show(
     names += [f"smallest {what}", "no noise"]
     rows = []
     for row in found.rows:
-        effects = (row.detectable, row.open_detectable)
+        least = "" if row.stated else "≥ "
+        effects = ((least, row.detectable), ("", row.open_detectable))
         rows.append(
             [
                 row.name,
                 *([row.unit] if units else []),
-                number(1.96 * row.sd, 2),
+                least + number(1.96 * row.sd, 2),
                 number(1.96 * row.open_sd, 2),
                 number(row.multiple, 2),
-                *(_size(one, found.ratio) if is_effect(row.name) else "" for one in effects),
+                *(
+                    mark + _size(one, found.ratio) if is_effect(row.name) else ""
+                    for mark, one in effects
+                ),
             ]
         )
     study = assembly.study
@@ -133,6 +137,8 @@ def _show(
     said = f"ε = {promise.epsilon:g}, view {study.privacy.view}" if promise else "no protection"
     title = f"Plan of {study.study.name}: {found.records:,} records at {len(study.clients)} sites, {said}"
     console.print(tables.grid(names, rows, title, ("coefficient", "unit")), crop=False)
+    if not all(row.stated for row in found.rows):
+        tables.say([_HOPEFUL])
     for line in (
         *_table(cells, found.ratio),
         *(_needs(one, assembly, found) for one in asked),
@@ -141,6 +147,13 @@ def _show(
             tables.say([line])
         else:
             console.print(line, highlight=False, markup=False)
+
+
+_HOPEFUL = (
+    "≥: the study does not say how these columns, or the outcome, spread in your records. Their intervals "
+    "are likely to be wider than this: often twice as wide, several times where most records are alike. "
+    "Before you rely on it, say data.schema.NAME.expected."
+)
 
 
 def _what(ratio: str) -> str:

@@ -101,8 +101,7 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
     if silent:
         yield (
             f"{', '.join(silent)}: numbers spread as their bounds or their centre and scale suggest, "
-            "levels are equally frequent; otherwise intervals are wider, often twice as wide (say "
-            "data.schema.NAME.expected)"
+            "levels are equally frequent (say data.schema.NAME.expected)"
         )
     outcome = expected_of(assembly, design.response.columns[-1])
     if design.response.type == "binary":

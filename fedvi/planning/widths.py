@@ -56,6 +56,7 @@ class Width(NamedTuple):
       detectable: the smallest effect whose interval excludes 0 in four of five studies; ∞ if there is
         none.
       open_detectable: the same without noise.
+      stated: whether the study states how its columns spread; if not, all four are likely too small.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Width(NamedTuple):
     prior_sd: float
     detectable: float
     open_detectable: float
+    stated: bool = True
 
     @property
     def multiple(self) -> float:
@@ -154,11 +156,13 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
         found = [rehearsal.sds(np.random.default_rng(_SEED + index)) for index in range(repeats)]
         sd = np.maximum(np.mean(found, axis=0), open_sd)
     values = zip(model.names, assembly.units, sd, open_sd, prior_sd, strict=True)
+    stated = made_up.stated(assembly)
     rows = tuple(
         Width(
             *(name, unit, float(wide), float(narrow), float(before)),
             detectable(float(wide), float(before)),
             detectable(float(narrow), float(before)),
+            name in stated,
         )
         for name, unit, wide, narrow, before in values
     )

@@ -227,8 +227,25 @@ def test_the_command_prints_widths_needs_prior_and_help(tmp_path: Path) -> None:
     assert "or 1 site of this size" in done.output
     for words in ("it takes ε =", "the prior says", "what would help most", "times"):
         assert words in done.output
+    assert "≥" not in done.output  # all columns' spread is stated
     found = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     assert [row["name"] for row in found["coefficients"]] == ["(Intercept)", "age", "score", "male"]
     refused = CliRunner().invoke(main, ["plan", str(path), "--effect", "male"])
     assert refused.exit_code == 2
     assert "NAME=RATIO" in refused.output
+
+
+def test_what_rests_on_a_guess_is_marked(tmp_path: Path) -> None:
+    raw = raw_plan()
+    del raw["data"]["schema"]["score"]["expected"]
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(raw))
+    done = CliRunner().invoke(main, ["plan", str(path)])
+    assert done.exit_code == 0, done.output
+    rows = {line.split()[0]: line for line in done.output.splitlines() if line.strip()}
+    assert rows["score"].count("≥ ") == 2
+    assert "≥" not in rows["age"]
+    assert "likely to be wider" in done.output
+    found = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
+    guessed = [row["name"] for row in found["coefficients"] if not row["stated"]]
+    assert guessed == ["score"]
