@@ -124,11 +124,11 @@ def opened(
 
 def rows(run: Run) -> list[dict[str, object]]:
     """Lists for each client how many answers came, and where it stands."""
-    state = run.state
+    state, counts = run.state, protocol.folded(run.state)
     return [
         {
             "name": name,
-            "answers": state.visits[name],
+            "answers": counts[name],
             "missed": sum(name in update.missing for update in state.history),
             "stands": standing(run.hand.spec, state, name),
         }

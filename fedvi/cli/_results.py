@@ -41,10 +41,11 @@ def content(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> dict[str,
     """Returns all that is known of a run, as plain values for JSON."""
     run = run_record.of_server(plan, spec, state)
     verdict = run_record.verdict_of(run, plan.expected)
+    counts = protocol.folded(state)
     clients = [
         {
             "name": name,
-            "answers": state.visits[name],
+            "answers": counts[name],
             "charged": ledgers.reservations(state.ledgers[name]),
             "missed": sum(name in update.missing for update in state.history),
             "removed": protocol.is_removed(state, name),
@@ -70,9 +71,10 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     console.print(table, crop=False)
     lines = [*tables.ratio_notes(rows, shared_parts.ratio(plan.study))]
     lines += remarks.remarks(plan.study, spec.family, rows)
+    counts = protocol.folded(state)
     lines += [
         f"{sum(bool(update.clients) for update in state.history)} folds; answers: "
-        + ", ".join(f"{name} {state.visits[name]}" for name in plan.clients)
+        + ", ".join(f"{name} {counts[name]}" for name in plan.clients)
     ]
     lines += tables.missed_turns(update.missing for update in state.history)
     moves = [update.gap for update in state.history if update.gap is not None]

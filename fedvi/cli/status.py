@@ -187,7 +187,8 @@ def _saved(folder: Path) -> dict[str, Any]:
     run["version"] = state.version
     epsilons, delta, run["unpriced"] = _priced(folder, books)
     answered = {answer.task.client for answer in state.answers}
-    for name, visits in state.visits.items():
+    counts = protocol.folded(state)
+    for name in state.visits:
         task, reason, book = state.tasks.get(name), state.away.get(name, ""), books.get(name)
         if protocol.is_removed(state, name):
             doing, reason = "removed", ""
@@ -199,7 +200,7 @@ def _saved(folder: Path) -> dict[str, Any]:
             {
                 "name": name,
                 "state": doing,
-                "visits": visits,
+                "visits": counts[name],
                 "turns": state.turns[name],
                 "charged": 0 if book is None else ledgers.reservations(book),
                 "task": task.task_id if task else "",

@@ -85,9 +85,10 @@ class Form(NamedTuple):
 class Masking:
     """Masks the answers of one site.
 
-    Guarantee: an answer leaves only in the sum of those of all sites of the roster, whose keys this site
-    checked, and for one task of each visit: whatever the server says, shows to other sites, repeats or
-    leaves out. It rests on the store not being set back, and on what the proof assumes.
+    Guarantee: an answer is read only within a sum: of all sites of the roster or, where sites may drop
+    out, of a set that enough of them signed, and each site signs one set a round. The keys are those that
+    this site checked, and each visit's masks serve one task, whatever the server says, shows to other
+    sites, repeats or leaves out. It rests on the store not being set back, and on what the proof assumes.
 
     Args:
       client: its name.

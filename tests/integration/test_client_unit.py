@@ -200,7 +200,7 @@ def test_every_command_says_that_a_client_is_protected(tmp_path: Path) -> None:
     )
     assert load_study(study).privacy.disjoint
     checked = " ".join(fedvi("check", study).stdout.split())
-    assert "client, message" in checked
+    assert "if one client is replaced by another" in checked
     assert "at most 30 records" in checked
     priced = fedvi("privacy", study)
     assert "which of two known data sets a given client holds" in " ".join(priced.stdout.split())

@@ -1,6 +1,8 @@
 """Defines the server's constants of a run (``ServerSpec``) and its state (``ServerState``)."""
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -34,6 +36,7 @@ __all__ = [
     "ServerState",
     "Update",
     "Waiting",
+    "folded",
     "has_failed",
     "has_failed_for_good",
     "initial_state",
@@ -354,6 +357,15 @@ def served(spec: ServerSpec, state: ServerState) -> Eta:
 def reported(spec: ServerSpec, state: ServerState) -> Eta:
     """Returns the posterior to report so far: the one handed out, or a mean over folds."""
     return served(spec, state) if state.standing is None else state.standing.reported
+
+
+def folded(state: ServerState) -> Mapping[str, int]:
+    """Counts each client's answers that were folded; 0 for one without any.
+
+    ``visits`` counts more where sums are folded: answers of rounds that were given up, and, where sites may
+    drop out, rounds that a client missed, since all number a round alike.
+    """
+    return Counter(itertools.chain.from_iterable(update.clients for update in state.history))
 
 
 def is_removed(state: ServerState, client: str) -> bool:

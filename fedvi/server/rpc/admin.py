@@ -18,6 +18,7 @@ from fedvi.server.core.protocol import (
     Action,
     ServerState,
     ending,
+    folded,
     is_removed,
     next_deadline,
     progress_of,
@@ -151,6 +152,7 @@ def describe(
     due = next_deadline(spec, state)
     gaps = [update.gap.largest for update in state.history if update.gap is not None]
     progress = progress_of(spec, state)
+    counts = folded(state)
     run = pb.Run(
         study=study,
         study_digest=spec.study_digest,
@@ -165,7 +167,8 @@ def describe(
         uptime_seconds=now - started,
         awaited=() if dispatcher.ended else spec.schedule.awaited(progress),
         clients=[
-            _client(dispatcher, state, prices, name, now, name in busy) for name in spec.clients
+            _client(dispatcher, state, prices, name, counts[name], now, name in busy)
+            for name in spec.clients
         ],
     )
     place = spec.schedule.place(progress)
@@ -188,6 +191,7 @@ def _client(
     state: ServerState,
     prices: Prices,
     name: str,
+    answers: int,
     now: float,
     uploading: bool,
 ) -> pb.ClientRow:
@@ -213,7 +217,7 @@ def _client(
     client = pb.ClientRow(
         name=name,
         state=doing,
-        visits=state.visits[name],
+        visits=answers,
         turns=state.turns[name],
         task_id="" if task is None else task.task_id,
         reason=reason or "",

@@ -193,6 +193,9 @@ def test_a_round_with_too_few_answers_is_given_up_and_stays_charged():
     assert len(state.ledgers["north"].entries) == 3  # reserved, sealed, sent
     assert "expected 3 or more" in run_events.given_up(spec, update)
     assert "no posterior" in run_events.given_up(spec, update._replace(given_up=tuple(NAMES)))
+    # Both answered, and nothing of theirs is in the posterior.
+    assert state.visits["north"] == 1
+    assert protocol.folded(state)["north"] == 0
     # The next round goes on: with tasks of its own for those who answered.
     state, reply = protocol.step(spec, state, NextTask("north"), 6.0)
     assert isinstance(reply, Offer)
