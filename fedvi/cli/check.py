@@ -13,7 +13,7 @@ from fedvi.planning.plan import Plan, plan
 from fedvi.planning.priors import quarrels
 from fedvi.planning.topics import topic_outlook
 from fedvi.planning.widths import why_not
-from fedvi.privacy import accountants, ledger, statement
+from fedvi.privacy import accountants, joint_claims, ledger, statement
 from fedvi.report import tables
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import load_study
@@ -177,7 +177,7 @@ def _together(assembly: Assembly) -> tuple[statement.Claim, ...]:
     priced = [getattr(accountants, privacy.accountant)(name) for name in assembly.relations]
     each = statement.claims(book, assembly.planned, privacy.promise.delta, priced)
     parts = [claim._replace(client=name) for name in assembly.clients for claim in each]
-    return statement.consortium(parts, privacy.disjoint)
+    return joint_claims.consortium(parts, privacy.disjoint)
 
 
 def _of_all(assembly: Assembly) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvi import errors
-from fedvi.privacy import accountants, events, ledger, statement
+from fedvi.privacy import accountants, events, joint_claims, ledger, statement
 from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.filter import rdp_filter
 from fedvi.privacy.ledger import Ledger
@@ -342,7 +342,7 @@ def stated(books: Sequence[Ledger]) -> list[statement.Claim]:
     found = [claim for group in parts.values() for claim in group]
     for digest, group in parts.items():
         if len({claim.client for claim in group}) > 1:
-            found += statement.consortium(group, disjoint[digest])
+            found += joint_claims.consortium(group, disjoint[digest])
     return found
 
 

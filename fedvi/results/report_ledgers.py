@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvi import errors
-from fedvi.privacy import events, ledger, statement
+from fedvi.privacy import events, joint_claims, ledger, statement
 from fedvi.privacy.ledger import Header, Ledger
 from fedvi.privacy.statement import Claim
 from fedvi.report.contents import Claimed, Spending, Statement
@@ -152,7 +152,7 @@ def claims_of(
 def joined(claims: Mapping[str, tuple[Claim, ...]], disjoint: bool) -> tuple[Claim, ...]:
     """Joins the claims of all clients into one for each view and relation; none without protection."""
     parts = [claim for found in claims.values() for claim in found]
-    return statement.consortium(parts, disjoint) if parts else ()
+    return joint_claims.consortium(parts, disjoint) if parts else ()
 
 
 def check_consortium(

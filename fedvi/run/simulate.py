@@ -25,7 +25,7 @@ from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.solvers import glm, gradient
 from fedvi.inference.vips import VIPS
 from fedvi.models.capabilities import SharesEffects
-from fedvi.privacy import accountants, caveats, events, ledger, random, statement
+from fedvi.privacy import accountants, caveats, events, joint_claims, ledger, random, statement
 from fedvi.privacy.descent import sgd
 from fedvi.privacy.many_ledgers import Together
 from fedvi.privacy.metrics import Private
@@ -289,7 +289,7 @@ def run(
         posterior=tree.to_numpy(protocol.reported(spec, final)),
         factors=final.factors,
         sites=sites,
-        consortium=statement.consortium(claims, study.privacy.disjoint) if claims else (),
+        consortium=joint_claims.consortium(claims, study.privacy.disjoint) if claims else (),
         history=final.history,
         ledgers=ledgers,
         improper=final.standing is None and not assembly.family.is_proper(final.posterior),

@@ -8,7 +8,7 @@ import scipy.integrate
 import scipy.stats
 
 from fedvi import errors
-from fedvi.privacy import caveats, events, ledger, statement
+from fedvi.privacy import caveats, events, joint_claims, ledger, statement
 from fedvi.privacy.accountants import pld, rdp
 from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.sums import Sums, in_sum, of_messages, with_sums
@@ -207,7 +207,7 @@ def test_a_statement_prints_what_sums_tell_and_what_messages_tell():
     assert caveats.TRUSTED in found[0].declarations
     assert caveats.TRUSTED not in found[2].declarations
     other = [claim._replace(client="south") for claim in found]
-    joined = statement.consortium([*found, *other], disjoint=True)
+    joined = joint_claims.consortium([*found, *other], disjoint=True)
     assert [(c.view, c.relation, c.epsilon) for c in joined] == [
         (c.view, c.relation, c.epsilon) for c in found
     ]
@@ -235,12 +235,12 @@ def test_a_unit_at_several_clients_moves_one_sum_by_more_than_prices_add_up_to()
     # Neither ten prices of one sum, nor ten sums as one sequence, would be enough.
     assert clients * single["aggregate"] < truth
     assert pld("substitute").epsilon(events.repeat(events.Gaussian(3.0), clients), DELTA) < truth
-    joined = {part.view: part for part in statement.consortium(parts, disjoint=False)}
+    joined = {part.view: part for part in joint_claims.consortium(parts, disjoint=False)}
     all_messages = events.repeat(planned, clients)
     assert joined["aggregate"].epsilon == pld("substitute").epsilon(all_messages, DELTA)
     assert joined["aggregate"].epsilon >= truth
     assert joined["aggregate"].delta == DELTA
-    apart = {part.view: part for part in statement.consortium(parts, disjoint=True)}
+    apart = {part.view: part for part in joint_claims.consortium(parts, disjoint=True)}
     assert apart["aggregate"].epsilon == pytest.approx(single["aggregate"])
     with pytest.raises(errors.ConfigError, match="have none of messages beside them"):
-        statement.consortium([p for p in parts if p.view == "aggregate"], disjoint=False)
+        joint_claims.consortium([p for p in parts if p.view == "aggregate"], disjoint=False)

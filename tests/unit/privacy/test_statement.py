@@ -17,6 +17,7 @@ from fedvi.privacy.events import (
     repeat,
 )
 from fedvi.privacy.filter import rdp_filter
+from fedvi.privacy.joint_claims import consortium
 from fedvi.privacy.ledger import (
     TABLES_SHARE,
     Budget,
@@ -26,7 +27,7 @@ from fedvi.privacy.ledger import (
     seal,
     spend,
 )
-from fedvi.privacy.statement import Claim, as_dict, claims, consortium, right_guess
+from fedvi.privacy.statement import Claim, as_dict, claims, right_guess
 
 HEADER = Header("heart", "ab12", "north", "record", "substitute", "message", True)
 ACCOUNTANTS = (pld("add_remove"), pld("substitute"))
