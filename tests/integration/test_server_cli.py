@@ -188,7 +188,7 @@ def test_a_run_from_start_to_result_without_jax(study, tmp_path):
     fedvi("health", state, expect=3)
     run = json.loads(fedvi("status", state, "--json").stdout)
     assert (run["server"], run["status"], run["version"]) == ("stopped", "completed", 2)
-    assert "THE SERVER IS STOPPED" in fedvi("status", state).stdout
+    assert "the server has ended" in fedvi("status", state).stdout
 
 
 @pytest.mark.nightly
