@@ -13,6 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.expfam.matrices import from_triangle, triangle
 from fedvi.planning import made_up
 from fedvi.planning.made_up import MadeUp
 from fedvi.report.labels import is_effect
@@ -375,9 +376,7 @@ class _Rehearsal:
 
     def _noise(self, random: np.random.Generator) -> GaussianEta:
         size = self.family.size
-        rows, columns = np.tril_indices(size)
-        drawn = self.curvature_sd * random.standard_normal(len(rows))
-        curvature = np.zeros((size, size))
-        drawn = np.where(rows == columns, drawn, drawn / math.sqrt(2.0))
-        curvature[rows, columns] = curvature[columns, rows] = drawn
+        twice = triangle(size)[2]
+        drawn = self.curvature_sd * random.standard_normal(len(twice)) / twice
+        curvature = from_triangle(drawn, size)
         return GaussianEta(self.gradient_sd * random.standard_normal(size), curvature)
