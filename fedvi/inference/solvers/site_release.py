@@ -14,12 +14,12 @@ from fedvi.expfam import matrices
 from fedvi.expfam.base import is_full
 from fedvi.inference import weights
 from fedvi.inference.block_sums import noised_in_blocks
-from fedvi.inference.blocks import is_large, single_precision
+from fedvi.inference.blocks import filled_up, is_large, single_precision
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.column_sums import noised_column_sums
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.many_visits import by_posterior, mapped
-from fedvi.inference.predictor import filled_up, has_predictor
+from fedvi.inference.predictor import has_predictor
 from fedvi.inference.units import of_rows
 from fedvi.models.base import Model
 from fedvi.models.capabilities import PlausibleOutcomes
