@@ -28,6 +28,7 @@ __all__ = [
     "console",
     "grid",
     "has_settled",
+    "inert",
     "influence_table",
     "last_move",
     "missed_turns",
@@ -55,6 +56,7 @@ DENSITY_PER = {
 
 # The width of output that is not a terminal: a file, a pipe, a log.
 PLAIN_WIDTH = 120
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def console(stderr: bool = False) -> Console:
@@ -101,6 +103,15 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     value = value.item() if hasattr(value, "dtype") and not value.ndim else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def inert(cell: object) -> object:
+    """Returns a cell of a CSV, with a ' before a text that a spreadsheet would compute as a formula.
+
+    >>> inert("=1+1"), inert("ann")
+    ("'=1+1", 'ann')
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def number(value: float | None, digits: int = 4) -> str:
