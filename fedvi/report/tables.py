@@ -3,7 +3,6 @@
 Every function takes plain values, so that a table can be made from a live result or from a file.
 """
 
-import decimal
 import json
 import math
 import textwrap
@@ -17,6 +16,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
+
+from fedvi.privacy.spoken import up
 
 __all__ = [
     "DENSITY_PER",
@@ -236,10 +237,7 @@ def bound(value: float | None, digits: int = 4) -> str:
     >>> bound(0.471101), bound(0.25), bound(float("inf"))
     ('0.4712', '0.25', '∞')
     """
-    if value is None or not math.isfinite(value):
-        return number(value, digits)
-    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    return number(float(up.create_decimal(repr(value))), digits)
+    return number(value, digits) if value is None else up(value, digits)
 
 
 def share(value: float | None) -> str:
