@@ -5,12 +5,12 @@ import math
 import sys
 
 from fedvi.privacy.accountants import overflow
-from fedvi.privacy.events import Gaussian, Relation
+from fedvi.privacy.events import DiscreteGaussian, Gaussian, Relation
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "shift_over_noise"]
 
 
-def shift_over_noise(event: Gaussian, relation: Relation) -> float:
+def shift_over_noise(event: Gaussian | DiscreteGaussian, relation: Relation) -> float:
     """Returns μ = shift ÷ noise; infinite if there is a shift but no noise."""
     shift = event.add_remove if relation == "add_remove" else event.substitute
     if shift == 0:
