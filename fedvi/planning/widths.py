@@ -19,11 +19,11 @@ from fedvi.planning.made_up import MadeUp
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import shared_parts
+from fedvi.study.spec.coefficients import Z95
 from fedvi.updates.base import Fold, LocalSolver, Standing
 from fedvi.updates.coordinates import Coordinates
 
 __all__ = [
-    "Z95",
     "Width",
     "Widths",
     "detectable",
@@ -33,9 +33,6 @@ __all__ = [
     "why_not",
     "widths",
 ]
-
-Z95 = 1.959963984540054
-"""The 97.5 % point of the standard normal."""
 
 # The 80 % point of the standard normal: the power at which an effect counts as detectable.
 _Z80 = 0.8416212335729143
