@@ -50,9 +50,9 @@ _PRIVACY = (
     ),
     _fault(
         "substitution-priced-as-removal",
-        "privacy/mechanisms/rounded_gaussian.py",
-        "substitute=shift.substitute / shift.clip_norm,",
-        "substitute=shift.add_remove / shift.clip_norm,",
+        "privacy/base.py",
+        "substitute=self.substitute / self.clip_norm,",
+        "substitute=self.add_remove / self.clip_norm,",
         "Records that are exchanged move a sum twice as far as is paid for.",
         "unit/privacy/test_mechanisms.py",
         "contracts/test_solvers.py",
