@@ -70,15 +70,14 @@ def finish_site(
       ProtocolError: if names or shapes of the arrays differ.
     """
     size = task.posterior.h.shape[0]
-    rows, columns, twice = triangle(size)
-    scale = twice * weight * rate  # a released curvature ÷ that of the site
+    rows, columns, _ = triangle(size)
     check_shapes(value, {"gradient": (size,), "curvature": (len(rows),)})
     at = task.coordinates
     if unit and at is None:
         squares = np.diag(value["curvature"][rows == columns])
         survey = GaussianEta(value["gradient"] * unit / rate, squares * unit / rate)
         return Change(tree.subtract(task.factor, task.factor), survey)
-    curvature = from_triangle(value["curvature"] / scale, size)
+    curvature = _curvature(value["curvature"], size, weight, rate)
     mean, _ = FullGaussian(size).moments(task.posterior)
     gradient = value["gradient"] / rate
     if at is not None:
@@ -114,13 +113,17 @@ def finish_sites(
     if unit and at is None:
         raise errors.ProtocolError("surveys were to be finished together, expected one by one")
     size = task.posterior.h.shape[0]
-    curvature = from_triangle(value["curvature"] / (triangle(size)[2] * weight * rate), size)
+    curvature = _curvature(value["curvature"], size, weight, rate)
     mean, _ = FullGaussian(size).moments(task.posterior)
     gradient = value["gradient"] / rate
     if at is not None:
         gradient, curvature = at.all_outward(GaussianEta(gradient, curvature))
     location = gradient + np.matmul(curvature, mean)
     return GaussianEta(location - factors.h, curvature - factors.J)
+
+
+def _curvature(released: np.ndarray, size: int, weight: float, rate: float) -> np.ndarray:
+    return from_triangle(released / (triangle(size)[2] * weight * rate), size)
 
 
 def finish_change(

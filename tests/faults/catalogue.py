@@ -156,7 +156,7 @@ _PRIVACY = (
     _fault(
         "off-diagonal-curvature-doubled",
         "inference/solvers/site_release.py",
-        "twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)",
+        "twice = exact.astype(np.float32)",
         "twice = np.where(rows == columns, 1.0, 2.0).astype(np.float32)",
         "Norms are not those of the matrix, and the server reads too much correlation.",
         "unit/inference/test_site_release.py",
@@ -354,8 +354,8 @@ _FAMILIES = (
     _fault(
         "rate-left-out-of-a-curvature",
         "updates/finish.py",
-        "np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate",
-        "np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight",
+        "(triangle(size)[2] * weight * rate)",
+        "(triangle(size)[2] * weight)",
         "Sites that sample report too few records.",
         "unit/inference/test_site_release.py",
     ),
