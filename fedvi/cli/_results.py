@@ -12,13 +12,14 @@ from fedvi.results import result_json, run_record
 from fedvi.results import verdict as verdicts
 from fedvi.results.one_shot import estimated_gap
 from fedvi.results.run_folder import RESULT
+from fedvi.results.run_record import RunRecord
 from fedvi.run.server_plan import ServerPlan
 from fedvi.server.core import protocol
 from fedvi.server.core.protocol import ServerSpec, ServerState
 from fedvi.study import remarks
 from fedvi.study.spec import shared_parts
 
-__all__ = ["check_completed", "content", "show", "write"]
+__all__ = ["check_completed", "content", "moves", "show", "write"]
 
 
 def write(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -> None:
@@ -77,12 +78,7 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
         + ", ".join(f"{name} {counts[name]}" for name in plan.clients)
     ]
     lines += tables.missed_turns(update.missing for update in state.history)
-    moves = [update.gap for update in state.history if update.gap is not None]
-    one_shot = estimated_gap(run)
-    if moves and one_shot != 0.0:
-        lines.append(tables.last_move(moves[-1].mean_shift, len(moves), *moves[-1][2:]))
-    if one_shot is not None:
-        lines.append(tables.more_rounds(one_shot))
+    lines += moves(run)
     for update in state.history:
         lines += [f"{name} was added at version {update.version}" for name in update.added]
         for name in update.removed:
@@ -93,6 +89,18 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
             )
     lines.append(f"kept in {folder / RESULT}; what it cost: fedvi ledger show {folder}")
     tables.say(lines)
+
+
+def moves(run: RunRecord) -> list[str]:
+    """Says how far the last round moved the posterior, and how far more rounds might."""
+    gaps = [update.gap for update in run.history if update.gap is not None]
+    one_shot = estimated_gap(run)
+    lines = []
+    if gaps and one_shot != 0.0:
+        lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps), *gaps[-1][2:]))
+    if one_shot is not None:
+        lines.append(tables.more_rounds(one_shot))
+    return lines
 
 
 def check_completed(state: ServerState) -> None:

@@ -12,6 +12,7 @@ from fedvi import data
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
 from fedvi.models.capabilities import Latents, PredictsArrays, Tabular, TellsLatents
+from fedvi.report import tables
 from fedvi.results import exports, finished, new_records
 from fedvi.results.finished import Finished
 from fedvi.results.predictions import Forecast, Predictor, predictor
@@ -278,7 +279,7 @@ def _lines(part: _Part) -> list[list[Any]]:
     return [
         [
             part.first + index,
-            *([] if part.ids is None else [exports.inert(part.ids[index])]),
+            *([] if part.ids is None else [tables.inert(part.ids[index])]),
             *([None] * values.shape[1] if reason else values[index].tolist()),
             reason,
             note,

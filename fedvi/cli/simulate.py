@@ -10,11 +10,11 @@ import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
+from fedvi.cli import _results
 from fedvi.report import tables
 from fedvi.results import baselines as committee
 from fedvi.results import outcome, run_record
 from fedvi.results import verdict as verdicts
-from fedvi.results.one_shot import estimated_gap
 from fedvi.run.simulate import Moment
 from fedvi.run.simulate import simulate as run
 from fedvi.study import remarks
@@ -422,12 +422,7 @@ def _remarks(result: "Result") -> "list[str]":
                 "stays charged, for it was seen"
             )
     lines += tables.missed_turns(update.missing for update in result.history)
-    gaps = [update.gap for update in result.history if update.gap is not None]
-    one_shot = estimated_gap(outcome.record(result))
-    if gaps and one_shot != 0.0:
-        lines.append(tables.last_move(gaps[-1].mean_shift, len(gaps), *gaps[-1][2:]))
-    if one_shot is not None:
-        lines.append(tables.more_rounds(one_shot))
+    lines += _results.moves(outcome.record(result))
     poor = {name: value for name, value in result.residuals.items() if not value < 1e-3}
     if poor:
         worst = max(poor, key=lambda name: poor[name])

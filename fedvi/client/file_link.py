@@ -132,11 +132,7 @@ class FileLink:
                 "import that answer at the server first, and ask for the task file that follows",
             )
         size = bundle.of_payload(request.payload).manifest.size
-        if size > self._parcel.payload_limit:
-            raise errors.ProtocolError(
-                f"the answer to task {request.task_id!r} has {size} bytes, expected at most "
-                f"{self._parcel.payload_limit}"
-            )
+        bundle.check_size(request.task_id, size, self._parcel.payload_limit)
         self._write(ResultFile(self._greeting(), request))
         raise Written
 

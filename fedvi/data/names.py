@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvi.data.cells import TRUTHS, has_decimal_comma
+from fedvi.data.parquet import pyarrow_module
 from fedvi.data.schema import as_number
-from fedvi.errors import ConfigError, DataError
+from fedvi.errors import DataError
 
 __all__ = ["Doubt", "Names", "column_names", "doubt", "is_text", "separator_of"]
 
@@ -180,14 +181,7 @@ def _numpy(path: Path) -> list[str]:
 
 
 def _parquet(path: Path) -> list[str]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigError(
-            "Parquet needs the extra `parquet`, which is not installed",
-            "pip install 'fedvi[parquet]'",
-        ) from error
+    pyarrow = pyarrow_module()
     # The same selection of parts as in `fedvi.data.parquet`.
     parts = [part for part in path.glob("*.parquet") if not part.name.startswith(("_", "."))]
     if path.is_dir() and not parts:
@@ -196,7 +190,7 @@ def _parquet(path: Path) -> list[str]:
             "give the path of a table, or of a folder with the parts of one",
         )
     try:
-        return list(parquet.read_schema(min(parts) if path.is_dir() else path).names)
+        return list(pyarrow.parquet.read_schema(min(parts) if path.is_dir() else path).names)
     except (OSError, pyarrow.ArrowException):
         pass
     raise DataError(f"{path} cannot be read as Parquet", "is this the right file?")

@@ -13,7 +13,7 @@ import numpy as np
 from fedvi.data.cells import WHERE_PATHS_START, Cells, Codes, Numbers, Wanted, no_column_hint
 from fedvi.errors import ConfigError, DataError
 
-__all__ = ["chunks", "known_rows"]
+__all__ = ["chunks", "known_rows", "pyarrow_module"]
 
 _BUFFER = 1 << 20
 """Bytes of a column read at a time, so that memory does not depend on the length of a row group."""
@@ -55,7 +55,12 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
         yield dict.fromkeys(wanted.names, nothing)
 
 
-def _pyarrow() -> Any:
+def pyarrow_module() -> Any:
+    """Returns pyarrow, with what reads files.
+
+    Raises:
+      ConfigError: the extra is not installed.
+    """
     try:
         import pyarrow.compute
         import pyarrow.parquet
@@ -96,13 +101,13 @@ def _guarded(path: Path, do: Callable[[], Any]) -> Any:
 
 
 def _opened(path: Path) -> Any:
-    pyarrow = _pyarrow()
+    pyarrow = pyarrow_module()
     return pyarrow.parquet.ParquetFile(path, buffer_size=_BUFFER, pre_buffer=False)
 
 
 def _described(path: Path) -> tuple[Any, int]:
     """Returns a file's schema and its number of records."""
-    _pyarrow()
+    pyarrow_module()
 
     def look() -> tuple[Any, int]:
         with _opened(path) as file:
@@ -150,7 +155,7 @@ def _readers(path: Path, schema: Any, wanted: Wanted) -> dict[str, Callable[[Any
 
 def _reader(kind: Any, as_text: bool) -> Callable[[Any], Cells] | None:
     """Returns a function from arrays of this type to cells; None if it is neither number nor text."""
-    types = _pyarrow().types
+    types = pyarrow_module().types
     if types.is_dictionary(kind):
         inner = _reader(kind.value_type, as_text)
         if inner is None:

@@ -1,8 +1,11 @@
 """Products and parts of matrices, alone or stacked along leading axes; NumPy and JAX arrays alike."""
 
+import math
 from typing import Any
 
-__all__ = ["outer", "symmetric", "turned"]
+import numpy as np
+
+__all__ = ["from_triangle", "outer", "symmetric", "triangle", "turned"]
 
 
 def turned(matrices: Any) -> Any:
@@ -18,3 +21,21 @@ def symmetric(matrices: Any) -> Any:
 def outer(left: Any, right: Any) -> Any:
     """Returns the outer products of vectors along the last axis."""
     return left[..., :, None] * right[..., None, :]
+
+
+def triangle(size: int) -> tuple[Any, Any, np.ndarray]:
+    """Returns rows and columns of a lower triangle, and for each entry 1, or √2 off the diagonal.
+
+    A symmetric matrix has each entry off the diagonal twice: with these weights the norm of the triangle is
+    the Frobenius norm of the matrix.
+    """
+    rows, columns = np.tril_indices(size)
+    return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2.0))
+
+
+def from_triangle(values: np.ndarray, size: int) -> np.ndarray:
+    """Returns symmetric matrices [..., size, size] from their lower triangles by rows, without weights."""
+    rows, columns = np.tril_indices(size)
+    found = np.zeros((*values.shape[:-1], size, size))
+    found[..., rows, columns] = found[..., columns, rows] = values
+    return found

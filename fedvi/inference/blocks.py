@@ -11,9 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi.inference.clipping import MOST_ROWS
+from fedvi.privacy.base import Batch
 from fedvi.typing import Records
 
-__all__ = ["BLOCK", "Block", "blocks_of", "is_large", "length_of", "rows_at", "single_precision"]
+__all__ = [
+    "BLOCK",
+    "Block",
+    "blocks_of",
+    "filled_up",
+    "is_large",
+    "length_of",
+    "rows_at",
+    "single_precision",
+]
 
 BLOCK = 1 << 16
 """Rows of one block, at most."""
@@ -48,6 +58,17 @@ def length_of(rows: int, most: int | None = None) -> int:
     most = BLOCK if most is None else most
     even = -(-rows // -(-rows // most))
     return -(-even // _TOGETHER) * _TOGETHER
+
+
+def filled_up(batch: Batch, length: int = _TOGETHER) -> Batch:
+    """Returns the batch padded with masked rows to a multiple of ``length``.
+
+    XLA's kernels process rows eight or more at a time, and leftover rows differently, so that a record's
+    predictor would have other last bits there. Removing a record may move others to such rows, and the
+    privacy proof needs their contributions to stay the same.
+    """
+    room = -batch.mask.shape[0] % length
+    return Batch(jnp.pad(batch.indices, (0, room)), jnp.pad(batch.mask, (0, room)), batch.sampler)
 
 
 def blocks_of(records: Records, indices: Any, mask: Any, length: int) -> Iterator[Block]:

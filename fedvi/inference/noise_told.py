@@ -15,7 +15,7 @@ from fedvi.inference import response
 from fedvi.models.guided_terms import Guided
 from fedvi.models.made_up import ONE
 from fedvi.models.plates import numpyro_rules
-from fedvi.privacy.spoken import Summary, Table
+from fedvi.privacy.spoken import Speaks, Summary, Table
 from fedvi.typing import Key
 
 __all__ = [
@@ -167,7 +167,7 @@ class NoiseAware:
         return "\n".join([*lines, self.remark])
 
 
-class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
+class DPSVIRunResult(SVIRunResult, Speaks):  # type: ignore[misc]
     """The result of `DPSVI.run`: NumPyro's ``SVIRunResult`` with noise-aware intervals.
 
     It unpacks into (params, state, losses) as NumPyro's does. The guide's own intervals, from ``params``,
@@ -250,9 +250,6 @@ class DPSVIRunResult(SVIRunResult):  # type: ignore[misc]
         count = sum(int(np.prod(np.shape(value), dtype=int)) for value in self.params.values())
         steps = getattr(self.state, "step", len(self.losses))
         return f"{count} parameters after {steps} steps, losses {losses}"
-
-    def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
 
     def __repr__(self) -> str:
         """Shows sizes and the remark, not the long arrays, nor the state, which holds keys."""

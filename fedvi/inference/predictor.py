@@ -7,28 +7,14 @@ import jax.numpy as jnp
 
 from fedvi.inference import per_record, whitened
 from fedvi.models.capabilities import Regression
-from fedvi.privacy.base import Batch
 
-__all__ = ["filled_up", "gradients", "has_predictor"]
-
-_ROWS_TOGETHER = 64
+__all__ = ["gradients", "has_predictor"]
 
 
 def has_predictor(model: Any) -> TypeGuard[Regression]:
     """Whether a record of the model is one row with one linear predictor xᵀθ, as `gradients` requires."""
     # Several rows a record, as in a survival model, add up to no multiple of one x.
     return isinstance(model, Regression) and model.layout is None
-
-
-def filled_up(batch: Batch) -> Batch:
-    """Returns the batch padded with masked rows to a multiple of 64.
-
-    XLA's kernels process rows eight or more at a time, and leftover rows differently, so that a record's
-    predictor would have other last bits there. Removing a record may move others to such rows, and the
-    privacy proof needs their contributions to stay the same.
-    """
-    room = -batch.mask.shape[0] % _ROWS_TOGETHER
-    return Batch(jnp.pad(batch.indices, (0, room)), jnp.pad(batch.mask, (0, room)), batch.sampler)
 
 
 def gradients(
@@ -42,7 +28,7 @@ def gradients(
 
     restricted to the lower triangle; the diagonal, kept as a logarithm, gets the factor B_ii. So a
     record needs one outer product, where automatic differentiation forms one for each draw. Each row is
-    computed from its own record alone, if rows are `filled_up`.
+    computed from its own record alone, if rows are filled up, see ``blocks.filled_up``.
 
     Args:
       model: one for which `has_predictor` is true.

@@ -13,6 +13,7 @@ import scipy
 
 from fedvi import errors
 from fedvi.expfam.dirichlet import DirichletEta, dirichlet
+from fedvi.expfam.matrices import from_triangle
 from fedvi.expfam.normal_wishart import NormalWishart, NormalWishartEta
 from fedvi.expfam.product import Product
 from fedvi.models.arguments import check_ridge
@@ -320,10 +321,7 @@ class GaussianMixture:
         weights, pairs = self.family.split(theta)
         count, d = self.components, len(self.columns)
         means, triangles = np.split(pairs, [count * d], axis=1)
-        rows, columns = np.tril_indices(d)
-        precisions = np.zeros((len(theta), count, d, d))
-        precisions[..., rows, columns] = triangles.reshape(len(theta), count, -1)
-        precisions[..., columns, rows] = precisions[..., rows, columns]
+        precisions = from_triangle(triangles.reshape(len(theta), count, -1), d)
         component = ("component", numbered(count, 1))
         column, other = ("column", self.columns), ("other_column", self.columns)
         return {

@@ -161,7 +161,7 @@ def is_inside(site: dict[str, Any], plate: str) -> bool:
     return any(frame.name == plate for frame in site["cond_indep_stack"])
 
 
-def is_factor(site: dict[str, Any]) -> bool:
+def is_factor(site: Mapping[str, Any]) -> bool:
     distribution = site["fn"]
     while not isinstance(distribution, Unit) and hasattr(distribution, "base_dist"):
         distribution = distribution.base_dist

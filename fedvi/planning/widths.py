@@ -13,16 +13,17 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.expfam.matrices import from_triangle, triangle
 from fedvi.planning import made_up
 from fedvi.planning.made_up import MadeUp
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import shared_parts
+from fedvi.study.spec.coefficients import Z95
 from fedvi.updates.base import Fold, LocalSolver, Standing
 from fedvi.updates.coordinates import Coordinates
 
 __all__ = [
-    "Z95",
     "Width",
     "Widths",
     "detectable",
@@ -32,9 +33,6 @@ __all__ = [
     "why_not",
     "widths",
 ]
-
-Z95 = 1.959963984540054
-"""The 97.5 % point of the standard normal."""
 
 # The 80 % point of the standard normal: the power at which an effect counts as detectable.
 _Z80 = 0.8416212335729143
@@ -379,9 +377,7 @@ class _Rehearsal:
 
     def _noise(self, random: np.random.Generator) -> GaussianEta:
         size = self.family.size
-        rows, columns = np.tril_indices(size)
-        drawn = self.curvature_sd * random.standard_normal(len(rows))
-        curvature = np.zeros((size, size))
-        drawn = np.where(rows == columns, drawn, drawn / math.sqrt(2.0))
-        curvature[rows, columns] = curvature[columns, rows] = drawn
+        twice = triangle(size)[2]
+        drawn = self.curvature_sd * random.standard_normal(len(twice)) / twice
+        curvature = from_triangle(drawn, size)
         return GaussianEta(self.gradient_sd * random.standard_normal(size), curvature)

@@ -1,6 +1,8 @@
 """Protocols of samplers and mechanisms, and the values that they exchange with a release."""
 
 import dataclasses
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -20,6 +22,15 @@ class Shift(NamedTuple):
     clip_norm: float
     add_remove: float
     substitute: float
+
+    def event(self, noised: Callable[..., events.Event]) -> events.Event:
+        """Returns ``noised`` of the shifts in clip norms; unprotected if nothing is clipped."""
+        if not math.isfinite(self.clip_norm):
+            return events.Unprotected("a sum that is not clipped")
+        return noised(
+            add_remove=self.add_remove / self.clip_norm,
+            substitute=self.substitute / self.clip_norm,
+        )
 
 
 class Grid(NamedTuple):

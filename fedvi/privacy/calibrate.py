@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeAlias
 
 from fedvi.errors import ConfigError, PrivacyError
 from fedvi.privacy.accountants import Accountant, price
+from fedvi.privacy.accountants.closed_form import shift_over_noise
 from fedvi.privacy.accountants.pld import Pld
 from fedvi.privacy.events import (
     DiscreteGaussian,
@@ -194,10 +195,7 @@ def _spread(event: Event, relation: Relation) -> float:
     """Approximates the variance of the privacy loss; infinite if unknown."""
 
     def square(inner: Gaussian | DiscreteGaussian) -> float:
-        shift = inner.add_remove if relation == "add_remove" else inner.substitute
-        if shift == 0:
-            return 0.0
-        return (shift / inner.noise_multiplier) ** 2 if inner.noise_multiplier > 0 else math.inf
+        return shift_over_noise(inner, relation) ** 2
 
     total = 0.0
     for atom, count in counts(event).items():

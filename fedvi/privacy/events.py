@@ -7,7 +7,7 @@ and written to a ledger. This module uses the standard library only.
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -29,6 +29,7 @@ __all__ = [
     "compose",
     "counts",
     "from_json",
+    "priced",
     "repeat",
     "to_json",
 ]
@@ -294,6 +295,21 @@ def counts(event: Event) -> dict[Event, int]:
             case _:
                 found[current] = found.get(current, 0) + times
     return found
+
+
+def priced(
+    event: Event, relation: Relation, name: str, why_not: Callable[[Event, Relation], str | None]
+) -> Iterator[tuple[Event, int]]:
+    """Yields the atoms of `counts` that an accountant called ``name`` knows.
+
+    Raises:
+      UnsupportedEvent: ``why_not`` says why an atom has no price.
+    """
+    for atom, count in counts(event).items():
+        why = why_not(atom, relation)
+        if why is not None:
+            raise UnsupportedEvent(f"accountant {name} does not know the price of {atom}", hint=why)
+        yield atom, count
 
 
 def to_json(event: Event) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedvi import errors
 from fedvi.report import contents as values
-from fedvi.report import page
+from fedvi.report import page, tables
 from fedvi.report.contents import Contents
 
 __all__ = ["FORMATS", "write"]
@@ -29,7 +29,6 @@ _BEGINNINGS = {
     "privacy.csv": "site,relation,epsilon,",
 }
 _OF_SITES = ("answers", "charged", "missed", "added", "removed", "records", "share")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write(contents: Contents, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
@@ -119,19 +118,12 @@ def _tables(contents: Contents) -> dict[str, str]:
 
 
 def _csv(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Writes rows as CSV; a missing value is an empty cell, and a float64 keeps every bit.
-
-    A text that begins like a formula, which a spreadsheet would compute, gets a ' before it.
-    """
+    """Writes rows as CSV; a missing value is an empty cell, and a float64 keeps every bit."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([_inert(cell) for cell in row] for row in rows)
+    writer.writerows([tables.inert(cell) for cell in row] for row in rows)
     return text.getvalue()
-
-
-def _inert(cell: object) -> object:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _remove(path: Path, beginning: str) -> None:

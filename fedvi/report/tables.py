@@ -3,7 +3,6 @@
 Every function takes plain values, so that a table can be made from a live result or from a file.
 """
 
-import decimal
 import json
 import math
 import textwrap
@@ -18,6 +17,8 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from fedvi.privacy.spoken import up
+
 __all__ = [
     "DENSITY_PER",
     "PLAIN_WIDTH",
@@ -28,6 +29,7 @@ __all__ = [
     "console",
     "grid",
     "has_settled",
+    "inert",
     "influence_table",
     "last_move",
     "missed_turns",
@@ -55,6 +57,7 @@ DENSITY_PER = {
 
 # The width of output that is not a terminal: a file, a pipe, a log.
 PLAIN_WIDTH = 120
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def console(stderr: bool = False) -> Console:
@@ -101,6 +104,15 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     value = value.item() if hasattr(value, "dtype") and not value.ndim else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def inert(cell: object) -> object:
+    """Returns a cell of a CSV, with a ' before a text that a spreadsheet would compute as a formula.
+
+    >>> inert("=1+1"), inert("ann")
+    ("'=1+1", 'ann')
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -225,10 +237,7 @@ def bound(value: float | None, digits: int = 4) -> str:
     >>> bound(0.471101), bound(0.25), bound(float("inf"))
     ('0.4712', '0.25', '∞')
     """
-    if value is None or not math.isfinite(value):
-        return number(value, digits)
-    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    return number(float(up.create_decimal(repr(value))), digits)
+    return number(value, digits) if value is None else up(value, digits)
 
 
 def share(value: float | None) -> str:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from numpyro.distributions import Unit
 from numpyro.distributions.distribution import validation_enabled
 
 from fedvi import errors
 from fedvi.models.capabilities import RunsForwards
+from fedvi.models.plates import is_factor
 
 __all__ = ["Outcome", "check_whole", "law", "outcomes", "sampled"]
 
@@ -165,10 +165,7 @@ def sampled(
 
 
 def _refuse_factor(model: RunsForwards, name: str, site: Mapping[str, Any]) -> None:
-    distribution = site["fn"]
-    while not isinstance(distribution, Unit) and hasattr(distribution, "base_dist"):
-        distribution = distribution.base_dist
-    if isinstance(distribution, Unit):
+    if is_factor(site):
         raise errors.ModelError(
             f"model `{model.name}`: `{name}` is a numpyro.factor of a record, expected a law to draw from",
             'write numpyro.sample("y", …, obs=y) with a distribution that can be sampled',

@@ -24,7 +24,6 @@ from fedvi.results.finished import FREE, Finished, origin
 __all__ = [
     "attributes",
     "beside",
-    "inert",
     "write_arrays",
     "write_csv",
     "write_draws",
@@ -34,7 +33,6 @@ __all__ = [
 ]
 
 _SUFFIXES = (".csv", ".nc", ".npz")
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _CALL_FIRST = (
     "the model's latents are not drawn in the order of the alphabet: before numpyro.infer.Predictive, call "
     "the guide once by itself, with numpyro.handlers.seed(rng_seed=0): guide(...), or NumPyro takes the "
@@ -170,15 +168,6 @@ def write_csv(file: IO[bytes], rows: Iterable[Sequence[Any]]) -> None:
     """Adds lines of CSV to a file that is open for bytes; None is an empty cell."""
     made = csv.writer(_Encoded(file), lineterminator="\n")
     made.writerows(rows)
-
-
-def inert(cell: str | None) -> str | None:
-    """Returns a cell copied from a file, with a ' before it where a spreadsheet would compute it.
-
-    >>> inert("=1+1"), inert("ann")
-    ("'=1+1", 'ann')
-    """
-    return f"'{cell}" if cell is not None and cell.startswith(_FORMULA) else cell
 
 
 class _Encoded:

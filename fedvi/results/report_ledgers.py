@@ -13,6 +13,7 @@ from fedvi.privacy.ledger import Header, Ledger
 from fedvi.privacy.statement import Claim
 from fedvi.report.contents import Claimed, Spending, Statement
 from fedvi.results import ledger_files
+from fedvi.server.watch.page_spending import thinned
 from fedvi.study.config import Study
 
 __all__ = [
@@ -213,7 +214,7 @@ def spending(
         groups.setdefault((book.header._replace(client=""), made), []).append(name)
     found = []
     for (header, made), names in groups.items():
-        counts = _spread(len(made))
+        counts = tuple(thinned(len(made), _POINTS))
         for claim in claims[names[0]]:
             if claim.view != header.view:
                 continue
@@ -360,17 +361,6 @@ def _parts(claim: Claim) -> tuple[tuple[str, float], ...]:
         "tables": "tables of noise",
     }
     return tuple((names[name], value) for name, value in claim.items._asdict().items())
-
-
-def _spread(count: int) -> tuple[int, ...]:
-    """Returns some of 1, 2, …, count: the first and the last among them.
-
-    >>> _spread(3), _spread(100)
-    ((1, 2, 3), (1, 15, 29, 43, 58, 72, 86, 100))
-    """
-    if count <= _POINTS:
-        return tuple(range(1, count + 1))
-    return tuple(1 + round(step * (count - 1) / (_POINTS - 1)) for step in range(_POINTS))
 
 
 def _view(header: Header) -> str:

@@ -32,6 +32,7 @@ from fedvi.server.core.sum_rounds import Gather
 from fedvi.store import blobs, files
 from fedvi.study.config import Study, load_study, parse_study
 from fedvi.study.spec import shared_parts
+from fedvi.transport.files import PRIVATE, put
 from fedvi.typing import Eta
 
 if TYPE_CHECKING:
@@ -476,18 +477,7 @@ def _write_plan(path: Path, plan: ServerPlan) -> None:
 
 def _write(path: Path, content: dict[str, Any]) -> None:
     """Writes a file atomically."""
-    text = json.dumps(content, indent=1, allow_nan=False)
-    descriptor, name = tempfile.mkstemp(prefix=FILE, dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    files.sync(path.parent)
+    put(path, json.dumps(content, indent=1, allow_nan=False).encode(), PRIVATE)
 
 
 def _main(study_path: str, target: str) -> None:

@@ -136,15 +136,11 @@ class Coordinator:
 
     def tick(self) -> None:
         """Applies deadlines that have passed; does nothing before ``protocol.next_deadline``."""
-        with self._lock:
-            tell = self._take(protocol.tick(self._spec, self._state, self.clock()))
-        tell()
+        self.apply(protocol.tick)
 
     def revoke(self, names: Collection[str]) -> None:
         """Marks clients whose certificates are revoked; see ``protocol.revoke``."""
-        with self._lock:
-            tell = self._take(protocol.revoke(self._spec, self._state, names, self.clock()))
-        tell()
+        self.apply(lambda spec, state, now: protocol.revoke(spec, state, names, now))
 
     def remove(self, client: str) -> None:
         """Divides a client's factor out for good; see ``protocol.remove``.
@@ -152,9 +148,7 @@ class Coordinator:
         Raises:
           ConfigError, RunFailed, ProtocolError: the client cannot be removed; nothing changes.
         """
-        with self._lock:
-            tell = self._take(protocol.remove(self._spec, self._state, client, self.clock()))
-        tell()
+        self.apply(lambda spec, state, now: protocol.remove(spec, state, client, now))
 
     def extend(self, spec: protocol.ServerSpec) -> None:
         """Continues with a spec that has more clients; see ``protocol.extend``.
@@ -173,10 +167,7 @@ class Coordinator:
         Raises:
           RunFailed: the run is over.
         """
-        with self._lock:
-            state = protocol.control(self._spec, self._state, action, self.clock())
-            tell = self._take(state)
-        tell()
+        self.apply(lambda spec, state, now: protocol.control(spec, state, action, now))
 
     def _take(self, *states: protocol.ServerState) -> Callable[[], None]:
         """Saves the last of successive states if it changed.

@@ -23,6 +23,7 @@ __all__ = [
     "Spec",
     "assemble",
     "check_layout",
+    "check_size",
     "of_eta",
     "of_payload",
     "pieces",
@@ -85,6 +86,18 @@ def of_eta(eta: Eta) -> Bundle:
 def of_payload(payload: Payload) -> Bundle:
     """Bundles a client's payload, and trusts its digest."""
     return _bundle(payload.tensors, payload.event, payload.sha256)
+
+
+def check_size(task_id: str, size: int, limit: int, hint: str = "") -> None:
+    """Refuses an answer of more bytes than the server takes.
+
+    Raises:
+      ProtocolError: it has more.
+    """
+    if size > limit:
+        raise errors.ProtocolError(
+            f"the answer to task {task_id!r} has {size} bytes, expected at most {limit}", hint
+        )
 
 
 def pieces(tensors: Sequence[Tensor], offset: int = 0) -> Iterator[tuple[int, bytes]]:

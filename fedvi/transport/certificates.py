@@ -5,10 +5,11 @@ A certificate holds its party's name twice: as the common name, and with the rol
 dial. All keys are ECDSA on P-256, all signatures use SHA-256.
 """
 
+import contextlib
 import datetime
 import ipaddress
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,7 @@ __all__ = [
     "parse_fingerprint",
     "parse_host",
     "pem",
+    "prefixed",
     "public_key",
     "read",
     "read_key",
@@ -416,3 +418,12 @@ def _alternatives(
     except ValueError:
         raise errors.IdentityError(f"{where} has extensions that cannot be read") from None
     return [str(item) for item in found.get_values_for_type(kind)]
+
+
+@contextlib.contextmanager
+def prefixed(what: object) -> Iterator[None]:
+    """Prefixes errors with the file, or with whatever else was checked."""
+    try:
+        yield
+    except errors.IdentityError as error:
+        raise errors.IdentityError(f"{what}: {error.message}", error.hint) from None

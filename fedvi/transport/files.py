@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedvi import errors
 
-__all__ = ["PRIVATE", "PUBLIC", "create", "folder", "locked", "read", "replace", "sweep"]
+__all__ = ["PRIVATE", "PUBLIC", "create", "folder", "locked", "put", "read", "replace", "sweep"]
 
 PRIVATE = 0o600
 """Mode of a file that only its owner may read."""
@@ -66,6 +66,18 @@ def create(path: Path, content: bytes, mode: int, hint: str = "") -> None:
 
 
 def replace(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int) -> None:
+    """Does what ``put`` does.
+
+    Raises:
+      ConfigError: the file cannot be written; an existing one is unchanged.
+    """
+    try:
+        put(path, content, mode)
+    except OSError as error:
+        raise errors.ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def put(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int) -> None:
     """Writes a file, or replaces it atomically: a reader sees either the old bytes or the new.
 
     Args:
@@ -74,18 +86,15 @@ def replace(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int
       mode: of the file.
 
     Raises:
-      ConfigError: the file cannot be written; an existing one is unchanged.
+      OSError: the file cannot be written; an existing one is unchanged.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        try:
-            _write(beside, [content] if isinstance(content, bytes) else content, mode)
-            os.replace(beside, path)
-        finally:
-            beside.unlink(missing_ok=True)
-        _sync(path.parent)
-    except OSError as error:
-        raise errors.ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        _write(beside, [content] if isinstance(content, bytes) else content, mode)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+    _sync(path.parent)
 
 
 def sweep(path: Path) -> None:

@@ -248,12 +248,7 @@ class GrpcLink:
 
     def _submit(self, request: Submit) -> Receipt:
         bundled = bundle.of_payload(request.payload)
-        size = bundled.manifest.size
-        if size > self._payload_limit:
-            raise errors.ProtocolError(
-                f"the answer to task {request.task_id!r} has {size} bytes, expected at most "
-                f"{self._payload_limit}"
-            )
+        bundle.check_size(request.task_id, bundled.manifest.size, self._payload_limit)
         patience = self._patience()
         upload = _Upload(self._stub, request, bundled, patience.renew)
         try:

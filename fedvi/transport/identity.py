@@ -10,11 +10,9 @@
 
 import base64
 import binascii
-import contextlib
 import datetime
 import ipaddress
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -96,16 +94,16 @@ def holding(folder: Path, role: str | None = None, at: datetime.datetime | None 
             f"{folder / KEY} is not the key of {folder / CERTIFICATE}",
             "install the certificate that was signed for this key's request",
         )
-    with _named(folder / CERTIFICATE):
+    with certificates.prefixed(folder / CERTIFICATE):
         certificates.check_issued(certificate, authority, whose)
-    with _named(folder / AUTHORITY):
+    with certificates.prefixed(folder / AUTHORITY):
         certificates.check_dates(
             authority,
             "the authority's certificate",
             at,
             "ask the authority for its new certificate (`fedvi ca renew` without a name)",
         )
-    with _named(folder / CERTIFICATE):
+    with certificates.prefixed(folder / CERTIFICATE):
         certificates.check_dates(
             certificate,
             whose,
@@ -118,15 +116,6 @@ def holding(folder: Path, role: str | None = None, at: datetime.datetime | None 
             f"enrol with --role {role} in a folder of its own",
         )
     return Holding(own, certificate, authority)
-
-
-@contextlib.contextmanager
-def _named(file: Path) -> Iterator[None]:
-    """Prefixes errors with the name of a file."""
-    try:
-        yield
-    except errors.IdentityError as error:
-        raise errors.IdentityError(f"{file}: {error.message}", error.hint) from None
 
 
 def expiry_warning(identity: Identity, at: datetime.datetime | None = None) -> str | None:

@@ -313,13 +313,8 @@ def _answer(
             return NextTask(client, part=wire.part_from(message.keys))
         case "submit":
             header = wire.header_from(message.submit)
-            size = header.manifest.size
-            if size > payload_limit:
-                raise errors.ProtocolError(
-                    f"the answer to task {header.task_id!r} has {size} bytes, expected at most "
-                    f"{payload_limit}",
-                    "do both ends run the same study and the same version of fedvi?",
-                )
+            hint = "do both ends run the same study and the same version of fedvi?"
+            bundle.check_size(header.task_id, header.manifest.size, payload_limit, hint)
             payload = reader.payload(header.manifest, header.inline)
             return Submit(header.client, header.task_id, payload, header.attempt)
     raise errors.ProtocolError("answer is missing, expected a submit or a failure")

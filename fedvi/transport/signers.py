@@ -1,8 +1,7 @@
 """Signs a site's mask keys with its certificate or, in a simulation, with a temporary key."""
 
-import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -51,7 +50,7 @@ class Certified:
     def signer_of(self, name: str, content: bytes, signature: bytes) -> str:
         """Returns SHA-256 over the public key that signed, which a renewed certificate keeps."""
         authority = files.read(self._folder / identity.AUTHORITY, "the authority's certificate")
-        with _named(name):
+        with certificates.prefixed(f"the keys of {name!r}"):
             signer = identity.verify(authority, content, signature, role="client")
             key = identity.key_of(signature)
         _check_signer(name, signer.name)
@@ -92,15 +91,6 @@ def within_one_process(names: Sequence[str]) -> dict[str, Signer]:
         name: _Passing(name, ec.generate_private_key(ec.SECP256R1()), known) for name in names
     }
     return dict(known)
-
-
-@contextlib.contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Prefixes errors with the site whose keys are checked."""
-    try:
-        yield
-    except errors.IdentityError as error:
-        raise errors.IdentityError(f"the keys of {name!r}: {error.message}", error.hint) from None
 
 
 def _check_signer(name: str, found: str) -> None:

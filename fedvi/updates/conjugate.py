@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 import numpy as np
 
 from fedvi import errors
+from fedvi.expfam.matrices import from_triangle, triangle
 from fedvi.typing import Eta
 
 __all__ = [
@@ -293,7 +294,7 @@ def packed(array: Any, block: Block) -> Any:
     """
     if not block.symmetric:
         return array.reshape(-1)
-    rows, columns, scale = _triangle(block)
+    rows, columns, scale = triangle(block.shape[-1])
     scale = scale.reshape([1] * (array.ndim - 2) + [-1])  # rank promotion is an error
     return (array[..., rows, columns] * scale).reshape(-1)
 
@@ -302,17 +303,9 @@ def unpacked(numbers: np.ndarray, block: Block) -> np.ndarray:
     """Returns the array of a block from its released numbers: NumPy, float64."""
     if not block.symmetric:
         return np.asarray(numbers, np.float64).reshape(block.shape)
-    rows, columns, scale = _triangle(block)
-    values = np.asarray(numbers, np.float64).reshape(*block.shape[:-2], len(rows)) / scale
-    array = np.zeros(block.shape)
-    array[..., rows, columns] = values
-    array[..., columns, rows] = values
-    return array
-
-
-def _triangle(block: Block) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rows, columns = np.tril_indices(block.shape[-1])
-    return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2.0))
+    scale = triangle(block.shape[-1])[2]
+    values = np.asarray(numbers, np.float64).reshape(*block.shape[:-2], len(scale))
+    return from_triangle(values / scale, block.shape[-1])
 
 
 def positive_part(matrix: np.ndarray, noise: float, ridge: float) -> np.ndarray:

@@ -13,6 +13,7 @@ from fedvi.expfam import tree
 from fedvi.expfam.base import FactoredGaussian
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.expfam.low_rank_gaussian import LowRankEta
+from fedvi.expfam.matrices import from_triangle, triangle
 from fedvi.updates.base import Change, Task, check_shapes
 from fedvi.updates.whitened_changes import PriorFrame, from_vector
 
@@ -69,15 +70,14 @@ def finish_site(
       ProtocolError: if names or shapes of the arrays differ.
     """
     size = task.posterior.h.shape[0]
-    rows, columns, scale = _lower_triangle(size, weight, rate)
+    rows, columns, _ = triangle(size)
     check_shapes(value, {"gradient": (size,), "curvature": (len(rows),)})
     at = task.coordinates
     if unit and at is None:
         squares = np.diag(value["curvature"][rows == columns])
         survey = GaussianEta(value["gradient"] * unit / rate, squares * unit / rate)
         return Change(tree.subtract(task.factor, task.factor), survey)
-    curvature = np.zeros((size, size))
-    curvature[rows, columns] = curvature[columns, rows] = value["curvature"] / scale
+    curvature = _curvature(value["curvature"], size, weight, rate)
     mean, _ = FullGaussian(size).moments(task.posterior)
     gradient = value["gradient"] / rate
     if at is not None:
@@ -113,11 +113,7 @@ def finish_sites(
     if unit and at is None:
         raise errors.ProtocolError("surveys were to be finished together, expected one by one")
     size = task.posterior.h.shape[0]
-    rows, columns, scale = _lower_triangle(size, weight, rate)
-    curvature = np.zeros((len(value["gradient"]), size, size))
-    lower = value["curvature"] / scale
-    curvature[:, rows, columns] = lower
-    curvature[:, columns, rows] = lower
+    curvature = _curvature(value["curvature"], size, weight, rate)
     mean, _ = FullGaussian(size).moments(task.posterior)
     gradient = value["gradient"] / rate
     if at is not None:
@@ -126,12 +122,8 @@ def finish_sites(
     return GaussianEta(location - factors.h, curvature - factors.J)
 
 
-def _lower_triangle(
-    size: int, weight: float, rate: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns rows, columns and, for each entry, the ratio of a released curvature to that of the site."""
-    rows, columns = np.tril_indices(size)
-    return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate
+def _curvature(released: np.ndarray, size: int, weight: float, rate: float) -> np.ndarray:
+    return from_triangle(released / (triangle(size)[2] * weight * rate), size)
 
 
 def finish_change(

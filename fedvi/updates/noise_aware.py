@@ -16,6 +16,7 @@ from fedvi.updates import coordinates
 from fedvi.updates.base import Fold, Standing
 from fedvi.updates.coordinates import Survey
 from fedvi.updates.supported import Vanishing, supported_curvature, vanishing_forms
+from fedvi.updates.whitened_changes import PriorFrame
 
 __all__ = ["anew", "hidden_values", "of_changes", "of_sites"]
 
@@ -435,7 +436,7 @@ def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: fl
     found = fold.posterior
     likelihood = tree.subtract(found, fold.known)
     if noise_sd > 0.0:
-        frame = _Frame(family, fold.prior)
+        frame = PriorFrame(*family.location_root(fold.prior))
         centre = frame.location(family.moments(_handed_out(family, fold, before))[0])
         variance = noise_sd**2 * squares
         known, shift = frame.inward(fold.known), frame.inward(likelihood)
@@ -542,42 +543,3 @@ def _rebuilt(base: Any, vectors: np.ndarray, values: np.ndarray) -> np.ndarray:
     """Returns base + V diag(values) Vᵀ, exactly symmetric."""
     whole = base + (vectors * values) @ vectors.T
     return np.asarray((whole + whole.T) / 2.0)
-
-
-class _Frame:
-    """The coordinates z of θ = m₀ + L₀ z, in which the prior is N(0, I); see ``whitened_changes``."""
-
-    def __init__(self, family: Any, prior: Eta) -> None:
-        self._is_full = prior.J.ndim == 2
-        self._mean, self._root = (
-            family.location_root(prior) if self._is_full else family.moments(prior)
-        )
-
-    def location(self, theta: np.ndarray) -> np.ndarray:
-        """Converts θ to z."""
-        shift = theta - self._mean
-        if not self._is_full:
-            return np.asarray(shift / self._root)
-        return np.asarray(scipy.linalg.solve_triangular(self._root, shift, lower=True))
-
-    def inward(self, eta: GaussianEta) -> GaussianEta:
-        """Converts η from θ to z."""
-        root = self._root
-        if not self._is_full:
-            return GaussianEta(root * (eta.h - eta.J * self._mean), root**2 * eta.J)
-        return GaussianEta(root.T @ (eta.h - eta.J @ self._mean), root.T @ eta.J @ root)
-
-    def outward(self, eta: GaussianEta) -> GaussianEta:
-        """Converts η from z to θ."""
-        if not self._is_full:
-            precision = eta.J / self._root**2
-            return GaussianEta(eta.h / self._root + precision * self._mean, precision)
-
-        def back(values: np.ndarray) -> np.ndarray:
-            return np.asarray(
-                scipy.linalg.solve_triangular(self._root, values, lower=True, trans="T")
-            )
-
-        precision = back(back(eta.J).T)
-        precision = (precision + precision.T) / 2.0
-        return GaussianEta(back(eta.h) + precision @ self._mean, precision)

@@ -5,13 +5,13 @@ is h_zᵀz − ½ zᵀJ_z z with h_z = L₀ᵀ (h − J m₀) and J_z = L₀ᵀ 
 different units, which depend on those of θ; in these coordinates one clip norm suits both.
 """
 
-import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy
 
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.expfam.matrices import from_triangle, symmetric, triangle
 
 __all__ = ["PriorFrame", "from_vector", "to_vector"]
 
@@ -21,6 +21,34 @@ class PriorFrame(NamedTuple):
 
     mean: np.ndarray
     root: np.ndarray
+
+    def location(self, theta: np.ndarray) -> np.ndarray:
+        """Converts θ to z."""
+        shift = theta - self.mean
+        if self.root.ndim == 1:
+            return np.asarray(shift / self.root)
+        return np.asarray(scipy.linalg.solve_triangular(self.root, shift, lower=True))
+
+    def inward(self, eta: GaussianEta) -> GaussianEta:
+        """Converts η from θ to z."""
+        root = self.root
+        if root.ndim == 1:
+            return GaussianEta(root * (eta.h - eta.J * self.mean), root**2 * eta.J)
+        return GaussianEta(root.T @ (eta.h - eta.J @ self.mean), root.T @ eta.J @ root)
+
+    def outward(self, eta: GaussianEta) -> GaussianEta:
+        """Converts η from z to θ; J exactly symmetric."""
+        if self.root.ndim == 1:
+            precision = eta.J / self.root**2
+            return GaussianEta(eta.h / self.root + precision * self.mean, precision)
+
+        def back(values: np.ndarray) -> np.ndarray:
+            return np.asarray(
+                scipy.linalg.solve_triangular(self.root, values, lower=True, trans="T")
+            )
+
+        precision = symmetric(back(back(eta.J).T))
+        return GaussianEta(back(eta.h) + precision @ self.mean, precision)
 
 
 def to_vector(frame: PriorFrame, change: GaussianEta) -> np.ndarray:
@@ -41,13 +69,11 @@ def to_vector(frame: PriorFrame, change: GaussianEta) -> np.ndarray:
     >>> float(round(to_vector(frame, change) @ to_vector(frame, change), 12))
     19.0
     """
-    root = frame.root
-    if root.ndim == 1:
-        return np.concatenate([root * (change.h - change.J * frame.mean), root**2 * change.J])
-    location = root.T @ (change.h - change.J @ frame.mean)
-    curvature = root.T @ change.J @ root
-    rows, columns, weights = _triangle(len(location))
-    return np.concatenate([location, weights * curvature[rows, columns]])
+    location, curvature = frame.inward(change)
+    if curvature.ndim == 2:
+        rows, columns, weights = triangle(len(location))
+        curvature = weights * curvature[rows, columns]
+    return np.concatenate([location, curvature])
 
 
 def from_vector(frame: PriorFrame, vector: np.ndarray) -> GaussianEta:
@@ -58,21 +84,8 @@ def from_vector(frame: PriorFrame, vector: np.ndarray) -> GaussianEta:
     >>> from_vector(frame, to_vector(frame, change)).J.round(12).tolist()
     [[1.0, 2.0], [2.0, -1.0]]
     """
-    size, root = len(frame.mean), frame.root
-    if root.ndim == 1:
-        precision = vector[size:] / root**2
-        return GaussianEta(vector[:size] / root + precision * frame.mean, precision)
-    rows, columns, weights = _triangle(size)
-    curvature = np.zeros((size, size))
-    curvature[rows, columns] = curvature[columns, rows] = vector[size:] / weights
-    half = scipy.linalg.solve_triangular(root, curvature, lower=True, trans="T")
-    found = scipy.linalg.solve_triangular(root, half.T, lower=True, trans="T")
-    precision = 0.5 * (found + found.T)
-    location = scipy.linalg.solve_triangular(root, vector[:size], lower=True, trans="T")
-    return GaussianEta(location + precision @ frame.mean, precision)
-
-
-def _triangle(size: int) -> tuple[Any, Any, np.ndarray]:
-    """Returns the indices of a lower triangle and the multiplier of each entry."""
-    rows, columns = np.tril_indices(size)
-    return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2.0))
+    size = len(frame.mean)
+    location, curvature = vector[:size], vector[size:]
+    if frame.root.ndim == 2:
+        curvature = from_triangle(curvature / triangle(size)[2], size)
+    return frame.outward(GaussianEta(location, curvature))

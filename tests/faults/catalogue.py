@@ -50,9 +50,9 @@ _PRIVACY = (
     ),
     _fault(
         "substitution-priced-as-removal",
-        "privacy/mechanisms/rounded_gaussian.py",
-        "substitute=shift.substitute / shift.clip_norm,",
-        "substitute=shift.add_remove / shift.clip_norm,",
+        "privacy/base.py",
+        "substitute=self.substitute / self.clip_norm,",
+        "substitute=self.add_remove / self.clip_norm,",
         "Records that are exchanged move a sum twice as far as is paid for.",
         "unit/privacy/test_mechanisms.py",
         "contracts/test_solvers.py",
@@ -156,7 +156,7 @@ _PRIVACY = (
     _fault(
         "off-diagonal-curvature-doubled",
         "inference/solvers/site_release.py",
-        "twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)",
+        "twice = exact.astype(np.float32)",
         "twice = np.where(rows == columns, 1.0, 2.0).astype(np.float32)",
         "Norms are not those of the matrix, and the server reads too much correlation.",
         "unit/inference/test_site_release.py",
@@ -363,8 +363,8 @@ _FAMILIES = (
     _fault(
         "rate-left-out-of-a-curvature",
         "updates/finish.py",
-        "np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight * rate",
-        "np.where(rows == columns, 1.0, np.sqrt(2.0)) * weight",
+        "(triangle(size)[2] * weight * rate)",
+        "(triangle(size)[2] * weight)",
         "Sites that sample report too few records.",
         "unit/inference/test_site_release.py",
     ),

@@ -117,10 +117,10 @@ def test_a_folder_that_refuses_a_changed_study_keeps_its_plan(tmp_path, refusal)
 
 
 def test_a_plan_that_cannot_be_kept_is_told_in_a_sentence(tmp_path, monkeypatch):
-    def full(**_):
+    def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(server_plan.tempfile, "mkstemp", full)
+    monkeypatch.setattr(server_plan, "put", full)
     told = fedvi("server", study_file(tmp_path), "--state", tmp_path / "state", code=5).stderr
     assert "plan.json: [Errno 28] No space left on device" in told
     assert "is the disk full" in told

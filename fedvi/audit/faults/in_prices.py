@@ -8,9 +8,9 @@ IN_PRICES = (
     Fault(
         "substitution-priced-as-removal",
         "Records that are exchanged move a sum twice as far as is paid for.",
-        "privacy.mechanisms.rounded_gaussian:RoundedGaussian.event",
-        "substitute=shift.substitute / shift.clip_norm,",
-        "substitute=shift.add_remove / shift.clip_norm,",
+        "privacy.base:Shift.event",
+        "substitute=self.substitute / self.clip_norm,",
+        "substitute=self.add_remove / self.clip_norm,",
         "price",
         ("rounded_gaussian",),
     ),

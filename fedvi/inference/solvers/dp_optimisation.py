@@ -11,11 +11,11 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import FactoredGaussian
 from fedvi.inference import whitened
-from fedvi.inference.blocks import is_large, rows_at, single_precision
+from fedvi.inference.blocks import filled_up, is_large, rows_at, single_precision
 from fedvi.inference.clipping import MOST_ROWS, Parts, clipped, longest_part
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
-from fedvi.inference.predictor import filled_up, gradients, has_predictor
+from fedvi.inference.predictor import gradients, has_predictor
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift

@@ -10,15 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
+from fedvi.expfam import matrices
 from fedvi.expfam.base import is_full
 from fedvi.inference import weights
 from fedvi.inference.block_sums import noised_in_blocks
-from fedvi.inference.blocks import is_large, single_precision
+from fedvi.inference.blocks import filled_up, is_large, single_precision
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.column_sums import noised_column_sums
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.many_visits import by_posterior, mapped
-from fedvi.inference.predictor import filled_up, has_predictor
+from fedvi.inference.predictor import has_predictor
 from fedvi.inference.units import of_rows
 from fedvi.models.base import Model
 from fedvi.models.capabilities import PlausibleOutcomes
@@ -294,8 +295,8 @@ def _compiled(
     draws: int,
 ) -> "_Summed":
     """Returns the compiled sums, one for equal settings."""
-    rows, columns = np.tril_indices(family.size)
-    twice = np.where(rows == columns, 1.0, math.sqrt(2.0)).astype(np.float32)
+    rows, columns, exact = matrices.triangle(family.size)
+    twice = exact.astype(np.float32)
     scale = twice * np.float32(weight)
     in_closed_form, base = has_predictor(model), of_rows(model)
     in_units = not in_closed_form and has_predictor(base)
@@ -356,7 +357,6 @@ def _compiled(
         return release(noise_key, bounded, mechanism)
 
     # In float64, with 32-bit indices: 64-bit ones would differ with JAX's x64 mode on and off.
-    exact = np.where(rows == columns, 1.0, math.sqrt(2.0))
     triangle = rows.astype(np.int32), columns.astype(np.int32), exact
 
     @functools.partial(jax.jit, static_argnames="limit")

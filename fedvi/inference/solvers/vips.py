@@ -1,7 +1,6 @@
 """Private VB for conjugate-exponential models: one noised sum of expected sufficient statistics a visit."""
 
 import contextlib
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -13,14 +12,14 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.base import is_full
-from fedvi.inference.blocks import blocks_of, is_large, length_of, single_precision
+from fedvi.inference.blocks import blocks_of, filled_up, is_large, length_of, single_precision
 from fedvi.inference.parallel_parts import PARTS, side_by_side, striped, thread_count
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
 from fedvi.models.length_classes import through_chunks
 from fedvi.models.outcomes.base import GivenLatents
-from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
+from fedvi.privacy.base import Mechanism, Sampler, Shift
 from fedvi.privacy.bounded import float_limit, float_sum, float_sum_of
 from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
@@ -285,7 +284,7 @@ def _compiled(
         batch = sampler.draw(sampling_key, valid)
         # Parts of equal length: a row's bits may depend on its position within XLA's groups of rows.
         length = length_of(batch.mask.shape[0], rows_together)
-        batch = _filled_up(batch, length)
+        batch = filled_up(batch, length)
         count = batch.mask.shape[0]
         parts, terms = count // length, length + _ROUNDINGS
         limit = float_limit(clip_norm, terms, parts, count, size, mechanism, double=True)
@@ -426,14 +425,6 @@ class _Summed(NamedTuple):
     in_memory: Callable[..., Released]
     by_blocks: Callable[..., Released]
     of_rows: Any
-
-
-def _filled_up(batch: Batch, length: int) -> Batch:
-    """Returns the batch with empty rows at its end, up to a multiple of ``length``."""
-    room = -batch.mask.shape[0] % length
-    return dataclasses.replace(
-        batch, indices=jnp.pad(batch.indices, (0, room)), mask=jnp.pad(batch.mask, (0, room))
-    )
 
 
 def _finite(columns: Any) -> Any:

@@ -5,12 +5,12 @@ import math
 import sys
 
 from fedvi.privacy.accountants import overflow
-from fedvi.privacy.events import Gaussian, Relation
+from fedvi.privacy.events import DiscreteGaussian, Gaussian, Relation
 
 __all__ = ["gaussian_delta", "gaussian_epsilon", "shift_over_noise"]
 
 
-def shift_over_noise(event: Gaussian, relation: Relation) -> float:
+def shift_over_noise(event: Gaussian | DiscreteGaussian, relation: Relation) -> float:
     """Returns μ = shift ÷ noise; infinite if there is a shift but no noise."""
     shift = event.add_remove if relation == "add_remove" else event.substitute
     if shift == 0:
@@ -42,11 +42,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return 0.0
     if delta == 0:
         return math.inf
-    # P[loss > high] ≤ δ by the Gaussian tail bound; doubled if rounding makes it too small.
+    # P[loss > high] ≤ δ by the Gaussian tail bound.
     high = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
-    while gaussian_delta(mu, high) > delta:
-        high *= 2
-        if math.isinf(high):
-            return math.inf
     delta_at = functools.partial(gaussian_delta, mu)
     return overflow.smallest(delta_at, delta, 0.0, high, tolerance=1e-13)

@@ -21,7 +21,7 @@ from fedvi.privacy.events import (
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Loss", "Sampled", "Step", "composed_loss", "grid", "log1p_scaled", "why_not"]
+__all__ = ["NO_RATE", "Loss", "Sampled", "Step", "composed_loss", "grid", "log1p_scaled", "why_not"]
 
 
 class Step(NamedTuple):
@@ -41,6 +41,10 @@ class Step(NamedTuple):
 
 Sampled: TypeAlias = tuple[tuple[Step, int], ...]  # (step, how often), sorted
 
+NO_RATE = (
+    "a batch of a fixed size has no price under add_remove: its rate would depend on the number of "
+    "records; promise `substitute`, or sample by `poisson`"
+)
 _MOST_POINTS = 1_000_000  # planned for a composition: 8 MB, and 0.2 s to convolve
 _MOST_FFT_POINTS = 4 * _MOST_POINTS  # hard limit of any convolution: 2 s
 _MOST_STEP_POINTS = 300_000  # of one step: built point by point, 0.5 s in each direction
@@ -61,12 +65,7 @@ def why_not(atom: Event, relation: Relation) -> str | None:
         ) or substitute == 2 * add_remove:
             return None
         case WithoutReplacement(_, _, Gaussian()):
-            if relation == "substitute":
-                return None
-            return (
-                "a batch of a fixed size has no price under add_remove: its rate would depend on "
-                "the number of records; promise `substitute`, or sample by `poisson`"
-            )
+            return None if relation == "substitute" else NO_RATE
     return (
         "it knows Gaussian releases of any shift, fixed-size batches of one under substitute, and "
         "Poisson batches of one whose shift is at most 1 (add_remove) and 2 (substitute), or whose "

@@ -136,8 +136,13 @@ def smallest(
 ) -> float:
     """Bisects for the point where ``delta_at`` falls to ``delta``, and returns the upper end.
 
-    ``delta_at(high)`` must be at most ``delta``; so it is at the result. ``tolerance`` is relative.
+    ``delta_at`` is at most ``delta`` at the result, which is infinite if there is no such point. ``high``
+    is doubled where rounding made it too small. ``tolerance`` is relative.
     """
+    while delta_at(high) > delta:
+        high *= 2
+        if math.isinf(high):
+            return high
     while high - low > tolerance * high:
         middle = (low + high) / 2
         if delta_at(middle) <= delta:

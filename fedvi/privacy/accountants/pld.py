@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
+from fedvi.errors import ConfigError, PrivacyError
 from fedvi.privacy.accountants import closed_form, losses, overflow
 from fedvi.privacy.accountants.rdp import Rdp
 from fedvi.privacy.events import (
@@ -19,6 +19,7 @@ from fedvi.privacy.events import (
     WithoutReplacement,
     check_relation,
     counts,
+    priced,
 )
 
 __all__ = ["Pld", "pld"]
@@ -195,10 +196,7 @@ def _reduce(event: Event, relation: Relation) -> _Releases:
         step = losses.Step(kind, noise, rate)
         sampled[step] = sampled.get(step, 0) + count
 
-    for atom, count in counts(event).items():
-        why = losses.why_not(atom, relation)
-        if why is not None:
-            raise UnsupportedEvent(f"accountant pld does not know the price of {atom}", hint=why)
+    for atom, count in priced(event, relation, Pld.name, losses.why_not):
         match atom:
             case Gaussian():
                 squares.append(count * closed_form.shift_over_noise(atom, relation) ** 2)

@@ -23,6 +23,7 @@ from fedvi.privacy.events import (
     WithoutReplacement,
     check_relation,
     counts,
+    priced,
 )
 
 if TYPE_CHECKING:
@@ -83,12 +84,7 @@ class Rdp:
         if not 1 < order < math.inf:
             raise ConfigError(f"order is {order}, expected a finite number above 1")
         terms = []
-        for atom, count in counts(event).items():
-            why = _why_not(atom, self.relation)
-            if why is not None:
-                raise UnsupportedEvent(
-                    f"accountant rdp does not know the price of {atom}", hint=why
-                )
+        for atom, count in priced(event, self.relation, self.name, _why_not):
             terms.append(count * _divergence(atom, self.relation, order))
         return math.fsum(terms) if math.inf not in terms else math.inf
 

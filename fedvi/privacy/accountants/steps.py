@@ -20,6 +20,7 @@ from fedvi.privacy.events import (
     Unprotected,
     WithoutReplacement,
     counts,
+    priced,
 )
 
 __all__ = [
@@ -121,10 +122,7 @@ def steps_of(event: Event, relation: Relation, name: str) -> tuple[tuple[Step, .
     """
     found: dict[tuple[float, float, float], int] = {}
     overflows: list[float] = []
-    for atom, count in counts(event).items():
-        why = _why_not(atom, relation)
-        if why is not None:
-            raise UnsupportedEvent(f"accountant {name} does not know the price of {atom}", hint=why)
+    for atom, count in priced(event, relation, name, _why_not):
         rate, absent, mu = 1.0, math.inf, math.inf
         match atom:
             case Gaussian():

@@ -9,8 +9,8 @@ import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedvi.errors import UnsupportedEvent
 from fedvi.privacy.accountants import overflow
+from fedvi.privacy.accountants.losses import NO_RATE
 from fedvi.privacy.accountants.rdp import overflow_of
 from fedvi.privacy.events import (
     DiscreteGaussian,
@@ -22,6 +22,7 @@ from fedvi.privacy.events import (
     WithoutReplacement,
     check_relation,
     counts,
+    priced,
 )
 
 __all__ = ["Zcdp", "zcdp"]
@@ -61,12 +62,7 @@ class Zcdp:
           UnsupportedEvent: this accountant does not know an atom of ``event``.
         """
         terms = []
-        for atom, count in counts(event).items():
-            why = _why_not(atom, self.relation)
-            if why is not None:
-                raise UnsupportedEvent(
-                    f"accountant zcdp does not know the price of {atom}", hint=why
-                )
+        for atom, count in priced(event, self.relation, self.name, _why_not):
             terms.append(count * _rho(atom, self.relation))
         return math.fsum(terms) if math.inf not in terms else math.inf
 
@@ -106,12 +102,7 @@ def _why_not(atom: Event, relation: Relation) -> str | None:
         case PoissonSampled(_, Gaussian() | DiscreteGaussian(), _):
             return None
         case WithoutReplacement(_, _, Gaussian() | DiscreteGaussian()):
-            if relation == "substitute":
-                return None
-            return (
-                "a batch of a fixed size has no price under add_remove: its rate would depend on "
-                "the number of records; promise `substitute`, or sample by `poisson`"
-            )
+            return None if relation == "substitute" else NO_RATE
     return "it knows Gaussian and discrete Gaussian releases, and batches of one such release"
 
 
@@ -171,10 +162,6 @@ def _epsilon(rho: float, delta: float) -> float:
         return 0.0
     if delta == 0 or math.isinf(rho):
         return math.inf
-    # Bun and Steinke's looser conversion; doubled if rounding makes it too small.
+    # Bun and Steinke's looser conversion.
     high = rho + 2 * math.sqrt(rho * math.log(1 / delta))
-    while _delta(rho, high) > delta:
-        high *= 2
-        if math.isinf(high):
-            return math.inf
     return overflow.smallest(functools.partial(_delta, rho), delta, 0.0, high, tolerance=1e-12)

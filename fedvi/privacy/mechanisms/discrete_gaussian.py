@@ -1,6 +1,7 @@
 """Discrete Gaussian noise, for sums in which each client adds a share of the noise."""
 
 import dataclasses
+import functools
 import math
 import sys
 from typing import Any, ClassVar
@@ -63,17 +64,12 @@ class DiscreteGaussian:
 
     def event(self, shift: Shift) -> events.Event:
         """Returns the discrete Gaussian event of the sum of all shares, shifts in clip norms."""
-        if not math.isfinite(shift.clip_norm):
-            return events.Unprotected("a sum that is not clipped")
         exponent = math.pi**2 * _alias.variance(self.fineness)
         # Each of the terms − 1 summands is at most exp(−π²σ²), which is below the least float.
         least = max(math.exp(-exponent), sys.float_info.min)
-        return events.DiscreteGaussian(
-            self.noise_multiplier,
-            add_remove=shift.add_remove / shift.clip_norm,
-            substitute=shift.substitute / shift.clip_norm,
-            slack=10.0 * (self.terms - 1) * least * math.sqrt(self.size),
-        )
+        slack = 10.0 * (self.terms - 1) * least * math.sqrt(self.size)
+        priced = functools.partial(events.DiscreteGaussian, self.noise_multiplier, slack=slack)
+        return shift.event(priced)
 
 
 def discrete_gaussian(

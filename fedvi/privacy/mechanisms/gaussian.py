@@ -1,6 +1,7 @@
 """Gaussian noise in floating point, for simulation only."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, ClassVar
 
@@ -46,13 +47,7 @@ class Gaussian:
 
     def event(self, shift: Shift) -> events.Event:
         """Returns the Gaussian event, with shifts in clip norms."""
-        if not math.isfinite(shift.clip_norm):
-            return events.Unprotected("a sum that is not clipped")
-        return events.Gaussian(
-            self.noise_multiplier,
-            add_remove=shift.add_remove / shift.clip_norm,
-            substitute=shift.substitute / shift.clip_norm,
-        )
+        return shift.event(functools.partial(events.Gaussian, self.noise_multiplier))
 
 
 def gaussian(noise_multiplier: float) -> Gaussian:

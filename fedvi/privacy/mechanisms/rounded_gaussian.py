@@ -1,7 +1,7 @@
 """Gaussian noise rounded to whole steps of a grid: the default noise of private studies."""
 
 import dataclasses
-import math
+import functools
 from typing import Any, ClassVar
 
 from fedvi.privacy import events
@@ -53,13 +53,7 @@ class RoundedGaussian:
 
     def event(self, shift: Shift) -> events.Event:
         """Returns the Gaussian event, with shifts in clip norms."""
-        if not math.isfinite(shift.clip_norm):
-            return events.Unprotected("a sum that is not clipped")
-        return events.Gaussian(
-            self.noise_multiplier,
-            add_remove=shift.add_remove / shift.clip_norm,
-            substitute=shift.substitute / shift.clip_norm,
-        )
+        return shift.event(functools.partial(events.Gaussian, self.noise_multiplier))
 
 
 def rounded_gaussian(noise_multiplier: float, fineness: int | None = None) -> RoundedGaussian:

@@ -19,7 +19,7 @@ from fedvi.expfam.base import DenseGaussian
 from fedvi.expfam.mapped_arrays import windows
 from fedvi.typing import Eta
 
-__all__ = ["Weighed", "cannot_fail", "noted", "with_answer"]
+__all__ = ["Weighed", "cannot_fail", "largest", "noted", "with_answer"]
 
 _MOST = 1e10
 
@@ -35,8 +35,8 @@ def with_answer(state: Any, delta: Eta) -> float:
     """Returns the sum of the largest absolute numbers of the waiting answers and of one more, ``delta``."""
     weighed = state.presence.weighed
     if weighed is None or weighed.answers is not state.answers:
-        return sum((_largest(answer.change.delta) for answer in state.answers), _largest(delta))
-    return float(weighed.size + _largest(delta))
+        return sum((largest(answer.change.delta) for answer in state.answers), largest(delta))
+    return float(weighed.size + largest(delta))
 
 
 def noted(state: Any, size: float) -> Any:
@@ -56,19 +56,21 @@ def cannot_fail(spec: Any, state: Any, size: float) -> bool:
     if not isinstance(spec.family, DenseGaussian):
         return False
     # Sum of the sites' factors = posterior − prior − exact factors, and those may exceed the posterior.
-    there = size + _largest(state.posterior) + 2.0 * _largest(spec.prior)
+    there = size + largest(state.posterior) + 2.0 * largest(spec.prior)
     if 0 < len(spec.headers) < len(spec.clients):
         exact = (name for name in spec.clients if name not in spec.headers)
-        there += 2.0 * sum(_largest(state.factors[name]) for name in exact)
+        there += 2.0 * sum(largest(state.factors[name]) for name in exact)
     stretched = 1.0
     if state.standing is not None:
-        there += _largest(state.standing.curvature)
+        there += largest(state.standing.curvature)
         if state.standing.coordinates is not None:
             stretched = _condition(_Same(state.standing.coordinates)) ** 2
     return bool(spec.family.size**2 * there * stretched <= _MOST * _least(_Same(spec.prior)))
 
 
-def _largest(eta: Eta) -> float:
+def largest(eta: Eta) -> float:
+    """Returns the largest size of a number."""
+    # An array of absolute values would be as large as the leaf.
     pieces = (piece for leaf in tree.leaves(eta) for (piece,) in windows(leaf))
     return max(
         (float(max(-piece.min(initial=0.0), piece.max(initial=0.0))) for piece in pieces),

@@ -12,11 +12,11 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import stacked, tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.expfam.mapped_arrays import windows
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.progress import Progress, StageEnd
 from fedvi.server.core import barrier, kept, key_board, openings, sum_rounds
+from fedvi.server.core.fold_sizes import largest
 from fedvi.server.core.state import (
     EXHAUSTED,
     OVER,
@@ -128,10 +128,7 @@ def check_size(eta: Eta, what: str) -> None:
     Raises:
       ProtocolError: a number is beyond 1e30.
     """
-    # An array of absolute values would be as large as the leaf.
-    pieces = (piece for leaf in tree.leaves(eta) for (piece,) in windows(leaf))
-    ends = ((piece.min(initial=0.0), piece.max(initial=0.0)) for piece in pieces)
-    if any(max(-least, largest) > _LARGEST for least, largest in ends):
+    if largest(eta) > _LARGEST:
         raise errors.ProtocolError(
             f"{what} holds numbers beyond {_LARGEST:g} in size",
             "are the columns scaled, does clip_norm bound anything, and is the client who it should be?",

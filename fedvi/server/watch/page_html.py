@@ -1,6 +1,5 @@
 """Renders the page's HTML from its contents, by the template in assets/."""
 
-import decimal
 import functools
 import importlib.resources
 import math
@@ -9,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
+from fedvi.privacy.spoken import up
 from fedvi.server.watch.public_values import printable, remarks, span, state_of, where
 
 __all__ = ["check_installed", "render"]
@@ -221,10 +221,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 def _bound(value: float | None, digits: int = 4) -> str:
     """Formats an upper bound, rounded up so that it stays a bound."""
-    if value is None or not math.isfinite(value):
-        return _number(value)
-    up = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
-    return f"{float(up.create_decimal(repr(value))):.{digits}g}"
+    return _number(value) if value is None else up(value, digits)
 
 
 def _clock(seconds: float) -> str:

@@ -81,13 +81,13 @@ class Spending:
         return price(budget, {"": begun}, self._known)[""]
 
 
-def thinned(count: int) -> list[int]:
-    """Returns up to 24 of the numbers 1, 2, …, count, the first and the last among them.
+def thinned(count: int, most: int = _MOST_POINTS) -> list[int]:
+    """Returns up to ``most`` of the numbers 1, 2, …, count, the first and the last among them.
 
-    >>> thinned(3), len(thinned(1000)), thinned(1000)[-1], thinned(0)
-    ([1, 2, 3], 24, 1000, [])
+    >>> thinned(3), thinned(100, 8), thinned(0)
+    ([1, 2, 3], [1, 15, 29, 43, 58, 72, 86, 100], [])
     """
-    if count <= _MOST_POINTS:
+    if count <= most:
         return list(range(1, count + 1))
-    step = (count - 1) / (_MOST_POINTS - 1)
-    return [1 + round(index * step) for index in range(_MOST_POINTS)]
+    step = (count - 1) / (most - 1)
+    return [1 + round(index * step) for index in range(most)]

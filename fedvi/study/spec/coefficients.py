@@ -13,6 +13,7 @@ from fedvi.typing import LOG_SCALE, Eta
 
 __all__ = [
     "MOST",
+    "Z95",
     "Reading",
     "coefficients",
     "comparisons",
@@ -24,8 +25,9 @@ __all__ = [
 MOST = 10_000
 """The most coordinates that are listed; a posterior's file has all of them in its arrays."""
 
-# The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal.
-_Z95 = 1.959963984540054
+Z95 = 1.959963984540054
+"""The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal."""
+
 _BASELINE = "baseline ("
 
 
@@ -86,7 +88,7 @@ def of_moments(
     read = readings(study, names[:MOST])
     rows = []
     for index, (name, unit) in enumerate(zip(names[:MOST], units[:MOST], strict=True)):
-        low, high = mean[index] - _Z95 * sd[index], mean[index] + _Z95 * sd[index]
+        low, high = mean[index] - Z95 * sd[index], mean[index] + Z95 * sd[index]
         row = {
             "name": name,
             "unit": unit,

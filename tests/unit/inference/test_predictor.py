@@ -7,7 +7,8 @@ import pytest
 
 from fedvi import expfam, models
 from fedvi.inference import whitened
-from fedvi.inference.predictor import filled_up, gradients, has_predictor
+from fedvi.inference.blocks import filled_up
+from fedvi.inference.predictor import gradients, has_predictor
 from fedvi.privacy import sampling
 from fedvi.privacy.base import Batch
 from fedvi.updates.base import Task
