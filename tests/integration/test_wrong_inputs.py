@@ -76,7 +76,8 @@ class Wrong(NamedTuple):
 
     Attributes:
       what: is wrong.
-      said: the whole sentence; "…" at its end stands for words of a library.
+      said: the whole sentence, but for the line that it is about; "…" at its end stands for words of a
+        library.
       hint: what follows it; empty for the messages of the command line's parser.
       changes: replacements in the text of the study.
       files: of the folder, beside the study and its records; None takes one away.
@@ -648,8 +649,18 @@ TABLE = [
     Wrong(
         "empty study",
         files={"study.toml": ""},
-        said="study is missing",
-        hint="add a section [study] with a name",
+        said=(
+            "7 things are wrong:\n"
+            "- study is missing\n  add a section [study] with a name\n"
+            '- model is missing\n  add a section [model] with kind = "logistic" and a formula\n'
+            '- solver is missing\n  add a section [solver] with a kind, such as "dp_optimisation"\n'
+            '- schedule is missing\n  add a section [schedule] with kind = "synchronous" and rounds\n'
+            "- privacy is missing\n  add a section [privacy] with epsilon, delta, unit and relation; a "
+            'study without protection says so: protection = "none"\n'
+            "- data is missing\n  add a [data.schema.NAME] section for each column that the model uses\n"
+            "- clients is missing\n  add a [[clients]] entry with a name for each site"
+        ),
+        hint="correct them all: what depends on them is checked after that",
     ),
     Wrong(
         "no data file",
@@ -1212,6 +1223,7 @@ def answer(text: str, names: Mapping[str, Any]) -> tuple[str, str]:
         text = text.replace(f":{value}" if isinstance(value, int) else str(value), f"{{{name}}}")
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "{when}", text)
     text = re.sub(r"\b(?!0{64})[0-9a-f]{64}\b", "{hex}", text)
+    text = re.sub(r" \(line \d+\)$", "", text, flags=re.M)
     found = re.search(r"^[Ee]rror: (.*?)(?:\n\nhint: (.*))?\Z", text.strip(), re.S | re.M)
     assert found is not None, text
     return found[1].strip(), (found[2] or "").strip()
