@@ -1176,6 +1176,62 @@ TABLE = [
         said="privacy.delta is 2.0, expected less than 0.5",
         hint="delta is far below 1 / number of records, such as 1e-5",
     ),
+    Wrong(
+        "predictions over a file",
+        command="predict {d}/run {d}/north.csv --out {d}/old.csv",
+        files={"old.csv": "x"},
+        said="{d}/old.csv is there already, and is not overwritten",
+        hint="give another --out",
+    ),
+    Wrong(
+        "predictions over what another file was made of",
+        command="predict {d}/run {d}/north.csv --out {d}/old.csv",
+        files={"old.csv.json": "x"},
+        said="{d}/old.csv.json is there already, and is not overwritten",
+        hint="give another --out",
+    ),
+    Wrong(
+        "one of several sets over a file",
+        command="synthesise {d}/run --sets 3 --out {d}/old.csv",
+        files={"old-2.csv": "x"},
+        said="{d}/old-2.csv is there already, and is not overwritten",
+        hint="give another --out",
+    ),
+    Wrong(
+        "draws over a file",
+        command="posterior {d}/run --to {d}/new.csv --to {d}/old.nc",
+        files={"old.nc": "x"},
+        said="{d}/old.nc is there already, and is not overwritten",
+        hint="give another --to",
+    ),
+    Wrong(
+        "a table over a file",
+        command="posterior {d}/run --summary {d}/old.csv",
+        files={"old.csv": "x"},
+        said="{d}/old.csv is there already, and is not overwritten",
+        hint="give another --summary",
+    ),
+    Wrong(
+        "a picture of an evaluation over a file",
+        command="evaluate {d}/run {d}/north.csv --plot {d}/old.svg",
+        files={"old.svg": "x"},
+        said="{d}/old.svg is there already, and is not overwritten",
+        hint="give another --plot",
+    ),
+    Wrong(
+        "a picture of prices over a file",
+        command="privacy {study} --plot {d}/old.svg",
+        files={"old.svg": "x"},
+        said="{d}/old.svg is there already, and is not overwritten",
+        hint="give another --plot",
+    ),
+    Wrong(
+        "a picture of a plan over a file",
+        command="plan {study} --plot {d}/old.svg",
+        files={"old.svg": "x"},
+        said="{d}/old.svg is there already, and is not overwritten",
+        hint="give another --plot",
+    ),
 ]
 
 
