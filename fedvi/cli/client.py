@@ -140,8 +140,8 @@ def client(
     \b
       fedvi client study.toml --as north --data north.csv --task north-0.task --tls tls
 
-    Exit codes: 0 the run is over, the result is written, or SIGTERM came; 1 the task file is not for
-    this site, of another study, or an old one; 2 the study, the data or the command line is
+    Exit codes: 0 the run is over, the result is written, or SIGTERM or Ctrl-C came; 1 the task file is
+    not for this site, of another study, or an old one; 2 the study, the data or the command line is
     wrong; 3 no connection; 4 not authorised; 5 the budget or the policy does not allow it.
     """
     report = _reporter(log_format)

@@ -566,7 +566,7 @@ def test_a_folder_with_other_files_keeps_them(tmp_path: Path) -> None:
     ("failure", "code", "words"),
     [
         (OSError(28, "No space left on device"), 2, "cannot be written: No space left on device"),
-        (KeyboardInterrupt(), 1, "Aborted!"),
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
     ],
 )
 def test_a_failure_in_the_middle_leaves_nothing(
