@@ -1,7 +1,8 @@
 """Defines every error that fedvi raises on purpose, each with a hint."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 __all__ = [
     "BudgetExceeded",
@@ -21,8 +22,10 @@ __all__ = [
     "Superseded",
     "TransportError",
     "UnsupportedEvent",
+    "all_of",
     "did_you_mean",
     "in_words",
+    "together",
 ]
 
 
@@ -51,6 +54,9 @@ class ConfigError(FedviError):
     """A study file, or an argument, asks for something that cannot be carried out."""
 
     exit_code = 2
+
+    each: "tuple[ConfigError, ...]" = ()
+    """The errors that ``together`` made this one of; empty if it is one by itself."""
 
 
 class DataError(FedviError):
@@ -123,6 +129,46 @@ class PolicyRefused(PrivacyError):
 
 class LedgerError(PrivacyError):
     """A ledger is damaged, or an entry does not follow from the entries before it."""
+
+
+def together(found: Iterable[ConfigError]) -> ConfigError:
+    """Returns one error that names all of them; at least one is given.
+
+    >>> print(together([ConfigError("a is 1", "write 2"), ConfigError("b is missing")]))
+    2 things are wrong:
+    - a is 1
+      write 2
+    - b is missing
+    <BLANKLINE>
+    hint: correct them all: what depends on them is checked after that
+    """
+    each = [one for error in found for one in error.each or (error,)]
+    if len(each) == 1:
+        return each[0]
+    told = (f"- {one.message}" + (f"\n  {one.hint}" if one.hint else "") for one in each)
+    made = ConfigError(
+        f"{len(each)} things are wrong:\n" + "\n".join(told),
+        "correct them all: what depends on them is checked after that",
+    )
+    made.each = tuple(each)
+    return made
+
+
+def all_of(*steps: Callable[[], Any]) -> list[Any]:
+    """Returns what each step makes; the steps do not need each other.
+
+    Raises:
+      ConfigError: names all that is wrong, since every step is tried.
+    """
+    made, wrong = [], []
+    for step in steps:
+        try:
+            made.append(step())
+        except ConfigError as error:
+            wrong.append(error)
+    if wrong:
+        raise together(wrong)
+    return made
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -34,6 +34,8 @@ _OVER = ("stopped", "completed", "budget_exhausted", "failed")
 _KEPT, _FEWEST = 200, 5
 _MOST_REMARKS = 3
 _METER = 10
+# A text of the head takes at most so many lines, and a client's reason so many characters.
+_MOST_LINES, _LONGEST_REASON = 3, 40
 
 _CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -162,35 +164,53 @@ class Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Group]:
         run, width = self._run, options.max_width
-        head = Group(*self._head(width))
+        head = Group(*self._head(width, _MOST_REMARKS))
         if not self._tall:
             clients = self._clients(run["clients"], width)
-            yield Group(head, Text(), clients, Text(), *self._log(_FEWEST))
+            yield Group(head, Text(), clients, Text(), *self._log(_FEWEST, width))
             return
         height = console.height
-        # Beside clients and events: the table's head, the foot, and two lines between.
-        left = height - len(console.render_lines(head, options)) - 4
-        rows = self._chosen(max(1, left - _FEWEST))
-        hidden = len(run["clients"]) - len(rows)
-        parts: list[RenderableType] = [head, Text(), self._clients(rows, width)]
+        for most in reversed(range(_MOST_REMARKS)):
+            if 2 * len(console.render_lines(head, options)) > height:
+                head = Group(*self._head(width, most))
+        # Beside clients and events: the foot, and two lines between.
+        left = height - len(console.render_lines(head, options)) - 3
+        room = max(1, left - min(_FEWEST, len(self._events)))
+        count, longest = min(len(run["clients"]), room), _LONGEST_REASON
+        while True:
+            rows = self._chosen(count)
+            clients, hidden = self._clients(rows, width, longest), len(run["clients"]) - count
+            taken = len(console.render_lines(clients, options)) + bool(hidden)
+            if taken <= room or (count < 2 and not longest):
+                break
+            # Rather more clients than the whole reason of one.
+            if longest:
+                longest = longest // 2 if longest > 10 else 0
+            else:
+                count -= min(count - 1, max(1, (taken - room) // _MOST_LINES))
+        parts: list[RenderableType] = [head, Text(), clients]
         if hidden:
-            parts.append(_line(f"… and {hidden} more: {_tally(run['clients'], rows)}", "dim"))
-        room = max(0, left - len(rows) - bool(hidden))
-        log = self._log(room)
+            parts.append(
+                _line(f"… and {hidden} more: {_tally(run['clients'], rows)}", width, "dim")
+            )
+        room = max(0, left - taken)
+        log = self._log(room, width)
         parts += [Text(), *log, *[Text() for _ in range(room - len(log))]]
-        parts.append(_line("Ctrl-C leaves this view; the run goes on", "dim"))
+        parts.append(_line("Ctrl-C leaves this view; the run goes on", width, "dim"))
         yield Group(*parts)
 
-    def _head(self, width: int) -> Iterator[Text]:
+    def _head(self, width: int, most: int) -> Iterator[Text]:
         run = self._run
         status = run["status"].replace("_", " ") + (f" ({run['reason']})" if run["reason"] else "")
-        title = _line(run["study"], "bold")
-        title.append(f": {printable(status)}", "not bold")
+        lines = _MOST_LINES * width
+        title = Text(printable(run["study"]), style="bold")
+        title.append(f": {_short(printable(status), lines - len(run['study']))}", "not bold")
         yield title
         secured = "mutual TLS" if run["tls"] == "mtls" else "clear text"
-        yield _line(
+        yield _text(
             f"{run['schedule']}, {where(run)}, version "
-            f"{run['version']}, {secured}, up {span(run['uptime_seconds'])}"
+            f"{run['version']}, {secured}, up {span(run['uptime_seconds'])}",
+            lines,
         )
         over, planned = run["rounds"], run["rounds_planned"]
         if run["stage"] is not None:
@@ -198,88 +218,102 @@ class Screen:
         if planned:
             yield Text(_meter(min(1.0, over / planned), max(1, width)))
         if run["gap"] is not None:
-            yield _line(f"gap {tables.number(run['gap'], 2)} posterior sd over the last round")
+            yield _text(tables.gap_in_words(run["gap"]), lines)
         if run["awaited"]:
             left = run["deadline_seconds"]
             until = "" if left is None else f" for {span(left)}"
-            names = run["awaited"]
-            yield _line(
-                f"awaits {', '.join(names)}{until}"
-                if len(names) < 9
-                else f"awaits {len(names)}{until}"
-            )
-        for line in remarks(run)[:_MOST_REMARKS]:
-            yield _line(line, "bold")
+            names = ", ".join(run["awaited"])
+            if len(run["awaited"]) > 8 or len(names) > lines - 2 * _MOST_LINES - len(until):
+                names = str(len(run["awaited"]))
+            yield _text(f"awaits {names}{until}", lines)
+        for line in remarks(run)[:most]:
+            yield _text(line, lines, "bold")
         if self._silent:
-            yield _line(f"THE SERVER DOES NOT ANSWER since {self._silent}; asking again", "bold")
+            silent = f"THE SERVER DOES NOT ANSWER since {self._silent}; asking again"
+            yield _text(silent, lines, "bold")
 
-    def _chosen(self, most: int) -> list[dict[str, Any]]:
-        """Returns the clients that there is room for, in their order: first whoever is waited for."""
+    def _chosen(self, count: int) -> list[dict[str, Any]]:
+        """Returns so many clients, in their order: first whoever is waited for."""
         rows = self._run["clients"]
-        if len(rows) <= most:
-            return list(rows)
 
         def interest(row: dict[str, Any]) -> int:
             if row["silent"] or row["name"] in self._run["awaited"]:
                 return 0
             return 1 if row["state"] == "away" else 2
 
-        # One line less, which says how many more there are.
-        first = sorted(rows, key=interest)[: max(1, most - 1)]
-        names = {row["name"] for row in first}
+        names = {row["name"] for row in sorted(rows, key=interest)[:count]}
         return [row for row in rows if row["name"] in names]
 
-    def _clients(self, rows: Sequence[dict[str, Any]], width: int) -> Table:
+    def _clients(
+        self, rows: Sequence[dict[str, Any]], width: int, longest: int = _LONGEST_REASON
+    ) -> Table:
         run, budget = self._run, self._run["epsilon_budget"]
-        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
         spent = "ε charged" if budget is None else f"ε charged of {tables.number(budget)}"
-        left = ("client", "state")
-        for name in ("client", "state", "folded", "charged", spent, "last heard"):
-            is_flexible = name in left
-            table.add_column(
-                name,
-                justify="left" if is_flexible else "right",
-                no_wrap=True,
-                overflow="ellipsis",
-                min_width=8 if is_flexible else None,
-            )
+        names = ["client", "state", "folded", "charged", spent, "", "last heard"]
+        cells = []
         for row in rows:
-            state = state_of(row)
+            # What is wrong with a client stands behind its reason.
+            state = state_of({**row, "reason": _short(row["reason"], longest)})
             state += " ←" if row["name"] in run["awaited"] else ""
-            epsilon = tables.bound(row["epsilon"])
-            if budget and row["epsilon"] is not None and width >= 80:
-                epsilon += " " + _meter(min(1.0, row["epsilon"] / budget), _METER)
-            seen = row["seen_seconds"]
-            table.add_row(
-                *(
-                    Text(printable(cell))
-                    for cell in (
-                        row["name"],
-                        state,
-                        f"{row['visits']} of {run['rounds_planned']}",
-                        str(row["charged"]),
-                        epsilon,
-                        "–" if seen is None else f"{span(seen)} ago",
-                    )
-                )
+            epsilon, seen = row["epsilon"], row["seen_seconds"]
+            share = None if not budget or epsilon is None else min(1.0, epsilon / budget)
+            meter = "" if share is None else _meter(share, _METER)
+            cells.append(
+                [
+                    printable(row["name"]),
+                    printable(state),
+                    f"{row['visits']} of {run['rounds_planned']}",
+                    str(row["charged"]),
+                    tables.bound(epsilon),
+                    meter,
+                    "–" if seen is None else f"{span(seen)} ago",
+                ]
             )
+        words = (
+            max(map(len, [*name.split(), *column]))
+            for name, *column in zip(names, *cells, strict=True)
+        )
+        if cells and sum(words) + 2 * len(names) > width:
+            for line in (names, *cells):
+                del line[-2]  # the meter: only where nothing wraps
+        table = tables.grid(names, cells, "", ("client", "state"))
+        table.box, table.padding, table.pad_edge = None, (0, 2, 0, 0), False
+        for column in table.columns[:2]:
+            column.min_width = 8
         return table
 
-    def _log(self, most: int) -> list[Text]:
+    def _log(self, most: int, width: int) -> list[Text]:
         events = (
             self._events[len(self._events) - most :] if most < len(self._events) else self._events
         )
         return [
             _line(
-                f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {event.kind:<8}  {event.text}"
+                f"{time.strftime('%H:%M:%S', time.localtime(event.time))}  {event.kind:<8}  {event.text}",
+                width,
             )
             for event in events
         ]
 
 
-def _line(text: str, style: str = "") -> Text:
+def _line(text: str, width: int, style: str = "") -> Text:
     """Makes one line, however long the text; what came from outside cannot steer the terminal."""
-    return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
+    return _text(text, width, style, no_wrap=True)
+
+
+def _text(text: str, most: int, style: str = "", no_wrap: bool = False) -> Text:
+    return Text(printable(_short(text, most)), style=style, no_wrap=no_wrap, overflow="fold")
+
+
+def _short(text: str, most: int) -> str:
+    """Cuts a text between words, so that no number loses digits.
+
+    >>> _short("away since 12:30", 13), _short("away since 12:30", 16)
+    ('away since …', 'away since 12:30')
+    """
+    if len(text) <= most or not most:
+        return text[:most]
+    start, blank, _ = text[: most - 1].rpartition(" ")
+    return (start if blank else text[: most - 2]) + " …"
 
 
 def _meter(share: float, width: int) -> str:

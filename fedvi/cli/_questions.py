@@ -46,6 +46,9 @@ file was looked at."""
 _MISSING = """drop: a record without it counts as zero. impute VALUE: a public constant in its place, as
 the clinical normal. indicator: the middle of the bounds, the reference level or false in its place, and one
 more coefficient. See docs/guides/missing-data.md."""
+_STAND_INS = """Such a number often says that a value is missing. Taken as a value, it is clipped to the
+bounds, and shifts what is found. yes: a record with it has a missing cell. no: it is a value. Or name
+those that mean missing, between commas."""
 
 
 class _Formula(NamedTuple):
@@ -274,12 +277,23 @@ class Asked(NamedTuple):
                     errors.did_you_mean(name, [each for each in wanted if each not in expected]),
                 )
             rules[name] = rule.strip()
+        cells = {}
+        for text in self.given["missing_values"]:
+            name, _, listed = text.partition("=")
+            name = spelt.get(name, name)
+            if name not in wanted or not listed.strip():
+                raise errors.ConfigError(
+                    f"--missing-values is {text!r}, expected NAME=CELL,CELL… of a column of the formula",
+                    errors.did_you_mean(name, wanted),
+                )
+            cells[name] = listed.strip()
         for name in wanted:
             kind = expected.get(name)
             # What nobody states, and nobody can be asked, is left open.
             given = stated.get(name, None if self.on else kind or {})
             free = said["formula"].all_columns and kind is None
-            yield from _column(said, name, given, kind, guesses.get(name), rules.get(name), free)
+            looks, rule, listed = guesses.get(name), rules.get(name), cells.get(name)
+            yield from _column(said, name, given, kind, looks, rule, listed, free)
 
 
 @functools.lru_cache(maxsize=1)
@@ -334,6 +348,7 @@ def _column(
     expected: str | None,
     guess: "Guess | None",
     rule: str | None,
+    listed: str | None,
     free: bool,
 ) -> Iterator[Question]:
     """Asks for a column's type, for bounds and levels that it leaves open, and for its missing cells.
@@ -345,6 +360,7 @@ def _column(
       expected: the type that the model asks for.
       guess: what the column looks like.
       rule: what a flag says of missing cells.
+      listed: cells that mean missing, as a flag says.
       free: whether it may leave the formula, which has all columns of a file.
     """
     from fedvi.data.draft import suggested, words_for_missing
@@ -361,18 +377,35 @@ def _column(
     if given is None and kind == "level" and "levels" not in table:
         words = f"{name}: all levels that may occur, between commas, the reference first"
         yield Question(f"levels {name}", words, _TYPES, _column_reader(name, kind), may_skip=True)
-    if rule is not None and kind is None and _OUT not in table:
-        raise errors.ConfigError(
-            f"--missing {name}: the column has no type yet", f"give --column {name}=TYPE, too"
+    for flag, text in (("--missing", rule), ("--missing-values", listed)):
+        if text is not None and kind is None and _OUT not in table:
+            raise errors.ConfigError(
+                f"{flag} {name}: the column has no type yet", f"give --column {name}=TYPE, too"
+            )
+    seen = guess.stand_ins if guess is not None and kind in ("number", "count") else ()
+    if kind is not None and (seen or listed is not None):
+        codes = [code for code, _ in seen]
+        lie = "lie" if len(codes) > 1 else "lies"
+        words = (
+            f"{name}: {' and '.join(codes)} {lie} far beyond the other values. Missing (yes, no)"
         )
+        read = _cells_reader(codes)
+        yield Question(f"missing-values {name}", words, _STAND_INS, read, "yes", listed)
     # An outcome is never made up: a record without it counts as zero.
     if kind is None or expected is not None or (guess is None and rule is None):
         return
     # Words of the file are written where a person has seen them in the question, which a flag answers.
-    odd = [] if guess is None or rule is not None else words_for_missing(guess, kind)
+    odd: list[Any] = (
+        [] if guess is None or rule is not None else list(words_for_missing(guess, kind))
+    )
+    odd += (said.get(f"missing-values {name}") or {}).get("missing_values", [])
     if rule is not None or odd or (guess is not None and guess.missing):
-        beside = f" (also {', '.join(odd)})" if odd else ""
-        share = "some" if guess is None else _share(guess)
+        beside = f" (also {', '.join(map(str, odd))})" if odd else ""
+        share = (
+            "some"
+            if guess is None
+            else _share(guess, sum(n for code, n in seen if int(code) in odd))
+        )
         words = f"{name}: {share} of its cells are missing{beside}. drop, indicator, impute VALUE"
         read = _missing_reader(name, kind, odd)
         yield Question(f"missing {name}", words, _MISSING, read, "drop", rule)
@@ -411,8 +444,8 @@ def _tenths(guess: "Guess") -> int:
     )
 
 
-def _share(guess: "Guess") -> str:
-    tenths = _tenths(guess)
+def _share(guess: "Guess", more: int = 0) -> str:
+    tenths = _tenths(guess._replace(missing=guess.missing + more))
     return f"about {10 * tenths} %" if 0 < tenths < 10 else ("few" if tenths == 0 else "nearly all")
 
 
@@ -431,7 +464,17 @@ def _column_reader(
     return read
 
 
-def _missing_reader(name: str, kind: str, odd: list[str]) -> Callable[[str], dict[str, Any]]:
+def _cells_reader(codes: list[str]) -> Callable[[str], dict[str, Any]]:
+    """Reads which cells mean missing: yes or no of those that were seen, or a list."""
+
+    def read(text: str) -> dict[str, Any]:
+        named = {"yes": codes, "no": []}.get(text, [cell.strip() for cell in text.split(",")])
+        return {"missing_values": [drafting.cell_of(cell) for cell in named]} if named else {}
+
+    return read
+
+
+def _missing_reader(name: str, kind: str, odd: list[Any]) -> Callable[[str], dict[str, Any]]:
     more = {"missing_values": odd} if odd else {}
 
     def read(text: str) -> dict[str, Any]:
@@ -477,6 +520,6 @@ def formula_of(said: Mapping[str, Any]) -> str:
 def table_of(said: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Returns what was said of a column, in all its questions."""
     table: dict[str, Any] = {}
-    for part in ("column", "bounds", "levels", "missing"):
+    for part in ("column", "bounds", "levels", "missing-values", "missing"):
         table |= said.get(f"{part} {name}") or {}
     return table

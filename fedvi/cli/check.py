@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from fedvi import errors
 from fedvi.cli import _outlook
 from fedvi.client.policy import load_policy
 from fedvi.planning.advice import outlook
@@ -17,6 +18,7 @@ from fedvi.privacy import accountants, joint_claims, ledger, statement
 from fedvi.report import tables
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import load_study
+from fedvi.study.line_numbers import with_lines
 from fedvi.study.policies import check_code
 
 __all__ = ["check"]
@@ -46,7 +48,10 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     described = load_study(study)
     judge = {} if policy is None else {"": load_policy(policy)}
     check_code(judge, described)
-    assembly = assemble(described)
+    try:
+        assembly = assemble(described)
+    except errors.ConfigError as error:
+        raise with_lines(error, study.read_text(encoding="utf-8-sig")) from error
     for rules in judge.values():
         rules.check(assembly.request)
     found, expected, topics = plan(assembly), outlook(assembly), topic_outlook(assembly)

@@ -140,8 +140,8 @@ def client(
     \b
       fedvi client study.toml --as north --data north.csv --task north-0.task --tls tls
 
-    Exit codes: 0 the run is over, the result is written, or SIGTERM came; 1 the task file is not for
-    this site, of another study, or an old one; 2 the study, the data or the command line is
+    Exit codes: 0 the run is over, the result is written, or SIGTERM or Ctrl-C came; 1 the task file is
+    not for this site, of another study, or an old one; 2 the study, the data or the command line is
     wrong; 3 no connection; 4 not authorised; 5 the budget or the policy does not allow it.
     """
     report = _reporter(log_format)
@@ -331,7 +331,7 @@ def _by_file(
 class _Waiting:
     """Says that the server is waited for, now and then: it may be away for a night.
 
-    With certificates it also looks whether waiting can help at all.
+    It also looks whether waiting can help at all.
     """
 
     def __init__(self, server: str, tls: Path | None, report: app.Report) -> None:
@@ -348,14 +348,19 @@ class _Waiting:
 
         Raises:
           IdentityError: the two do not believe each other, and only this site can change that.
+          ConfigError: the server asks for TLS, and this site was started without.
         """
         if time.monotonic() - self._last < _WAITING_SECONDS:
             return
         self._last = time.monotonic()
-        finding = None
+        finding, address = None, probe.parse_address(self._server)
         if self._tls is not None:
-            address = probe.parse_address(self._server)
             finding = probe.believed(*address, self._tls, certificates.now())
+        elif probe.speaks_tls(*address):
+            raise errors.ConfigError(
+                f"the server at {self._server} speaks TLS alone, and --tls is not given",
+                "name the folder that `fedvi enroll` made with --tls",
+            )
         if finding is None or finding.status != "fail":
             # Only those count that nothing came between, not a handshake either that went well.
             self._hang_ups = 0
@@ -366,6 +371,8 @@ class _Waiting:
                 raise errors.IdentityError(finding.said, finding.advice)
             if finding.check == "server's certificate":
                 reason = finding.said
+            elif finding.said == probe.NO_TLS:
+                reason = f"{finding.said}, and --tls is given: {finding.advice}"
         self._report("waiting", f"waiting for {self._server}: {reason}")
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from fedvi import errors
+from fedvi.cli._outputs import check_new
 from fedvi.report import plots, tables
 from fedvi.results import evaluation, finished, public_files
 from fedvi.results.evaluation import Evaluation
@@ -35,7 +36,7 @@ _WARNING = (
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the reliability curve to this file (.png, .svg, .pdf). Needs fedvi[report].",
+    help="Draw the reliability curve to this new file (.png, .svg, .pdf). Needs fedvi[report].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate(run: Path, test: Path, draws: int | None, plot: Path | None, as_json: bool) -> None:
@@ -49,6 +50,7 @@ def evaluate(run: Path, test: Path, draws: int | None, plot: Path | None, as_jso
     The figures are not protected. The test file must be public or the server's own, without a record of
     any client. In a run with protection, a file that a site of the study names is refused.
     """
+    check_new("--plot", plot)
     found = finished.read(run)
     public_files.check(found.assembly.study, run, test, "TEST")
     records = evaluation.read_records(found.assembly, test)

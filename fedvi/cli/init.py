@@ -66,6 +66,13 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     help='What a missing cell of a covariate is: age="impute 50", stage=indicator. [default: drop]',
 )
 @click.option(
+    "--missing-values",
+    "missing_values",
+    multiple=True,
+    metavar="NAME=CELL,…",
+    help="Cells of a column that mean missing, beside empty ones, ? and NA: age=999,-9.",
+)
+@click.option(
     "--setting",
     "settings",
     multiple=True,

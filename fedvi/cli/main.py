@@ -22,6 +22,9 @@ __all__ = ["main"]
 # Before grpc is imported, which reads this once: it writes a line about every port scan.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
+# As shells have it: 128 + SIGINT.
+_INTERRUPTED = 130
+
 # Command → one line of help. The file fedvi/cli/COMMAND.py defines a click command of that name.
 _COMMANDS = {
     "init": "Draft a study of your own: study, policy, containers and the steps in order.",
@@ -92,6 +95,19 @@ class _LazyGroup(click.Group):
         except errors.FedviError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(error.exit_code)
+        except (KeyboardInterrupt, click.Abort) as stop:
+            # A question that is left by Ctrl-C is no answer; click makes an Abort of it.
+            if isinstance(stop, click.Abort) and not isinstance(
+                stop.__context__, KeyboardInterrupt
+            ):
+                raise
+            click.echo("\nstopped by Ctrl-C", err=True)
+            own = sys.__stdout__
+            if own is not None and own is sys.stdout:  # a process of its own
+                # To end the interpreter beneath a compilation is a segmentation fault, and its code.
+                own.flush()
+                os._exit(_INTERRUPTED)
+            sys.exit(_INTERRUPTED)
 
 
 def _imported(module: str) -> ModuleType:
@@ -129,7 +145,8 @@ def main() -> None:
     Compiled programs are kept for the next start, in fedvi/jax of your folder of caches (~/.cache), of at
     most 512 MiB. FEDVI_COMPILATION_CACHE names another folder, or turns that "off".
 
-    Exit codes: 0 done; 1 something else failed; 2 the study, the data or the command line is wrong;
-    3 no connection; 4 not authorised; 5 the privacy budget does not allow it; 6 the run failed or
-    was stopped.
+    Exit codes: 0 done; 1 something else failed, was found wrong or not confirmed; 2 the study, the data
+    or the command line is wrong; 3 no connection; 4 not authorised; 5 the privacy budget does not allow
+    it, or a ledger or state is damaged; 6 the run failed or was stopped; 130 stopped by Ctrl-C, but for a
+    server or client, which then end in order, with 0.
     """

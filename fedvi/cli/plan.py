@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedvi import errors
+from fedvi.cli._outputs import check_new
 
 if TYPE_CHECKING:
     from fedvi.planning.scenarios import Cell, Needs
@@ -33,7 +34,7 @@ __all__ = ["plan"]
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw that table into this file (.png, .svg, .pdf).",
+    help="Draw that table into this new file (.png, .svg, .pdf).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -57,6 +58,7 @@ def plan(
     from fedvi.study.build import assemble
     from fedvi.study.config import load_study
 
+    check_new("--plot", plot)
     assembly = assemble(load_study(study))
     reason = why_not(assembly)
     if reason:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
+from fedvi.cli._outputs import check_new, with_origin
 from fedvi.report import tables
 from fedvi.results import draws as draws_of
 from fedvi.results import exports, finished
@@ -70,13 +71,16 @@ def posterior(
 
     All of it is made of the posterior alone, which was released and paid for: it costs nothing further.
     Draws are independent, and in the model's own supports. Each file says what the posterior cost: a
-    .nc in its attributes, the others in FILE.json beside them.
+    .nc in its attributes, the others in FILE.json beside them. No file is overwritten.
     """
     for option, path, suffix in (("--summary", summary, ".csv"), ("--numpyro", numpyro, ".npz")):
         if path is not None and path.suffix.lower() != suffix:
             raise errors.ConfigError(
                 f"{option} {path}: the name ends in {path.suffix!r}, expected {suffix!r}"
             )
+    for option, paths in (("--to", to), ("--summary", [summary]), ("--numpyro", [numpyro])):
+        for path in filter(None, paths):
+            check_new(option, *with_origin(path))
     found = finished.read(run)
     rows = _rows(found)
     if to:

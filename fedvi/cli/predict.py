@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from fedvi import data
+from fedvi.cli._outputs import check_new, with_origin
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
 from fedvi.models.capabilities import Latents, PredictsArrays, Tabular, TellsLatents
@@ -36,7 +37,7 @@ _NOT_PRIVATE = (
     "--out",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The .csv to write, one line a record in the order of FILE.",
+    help="The new .csv, one line a record in the order of FILE; no file is overwritten.",
 )
 @click.option(
     "--level",
@@ -91,6 +92,7 @@ def predict(
     """
     if out.suffix.lower() != ".csv":
         raise ConfigError(f"--out {out}: the name ends in {out.suffix!r}, expected '.csv'")
+    check_new("--out", *with_origin(out))
     found = finished.read(run)
     model = found.assembly.model
     parts: Iterator[_Part]

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from fedvi.cli import _outlook
+from fedvi.cli._outputs import check_new
 from fedvi.planning.advice import outlook
 from fedvi.planning.pricing import Pricing, pricing, with_target
 from fedvi.planning.topics import topic_outlook
@@ -44,7 +45,7 @@ _RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw ε over rounds to this file (.png, .svg, .pdf). Needs fedvi[report].",
+    help="Draw ε over rounds to this new file (.png, .svg, .pdf). Needs fedvi[report].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def privacy(
@@ -69,6 +70,7 @@ def privacy(
     record. `substitute`: with one record replaced by any other. The same noise costs more under
     `substitute`, which also hides what a record says from somebody who knows that it is there.
     """
+    check_new("--plot", plot)
     loaded = load_study(study)
     described = with_target(loaded, epsilon, delta, relation, rounds)
     assembly = assemble(described)

@@ -112,7 +112,7 @@ def server(
       fedvi server study.toml --listen 0.0.0.0:7443 --tls tls/server --page 127.0.0.1:7480
       fedvi status .fedvi/heart-disease/server
 
-    Exit codes: 0 the schedule is done, or SIGTERM came; 2 the study or the command line is wrong;
+    Exit codes: 0 the schedule is done, or SIGTERM or Ctrl-C came; 2 the study or the command line is wrong;
     3 a port cannot be bound; 4 its certificate cannot be used; 5 the budget is spent, or the state is
     damaged or in use; 6 the run failed or was stopped.
     """

@@ -113,10 +113,7 @@ def show(run: dict[str, Any], as_json: bool) -> None:
             f"{run['version']}, {secured}, up {span(run['uptime_seconds'])}, fedvi {run['fedvi']}"
         )
     if run["gap"] is not None:
-        lines.append(
-            f"over the last round no mean moved, or missed its aim, by more than {run['gap']:.2g} "
-            "posterior sd"
-        )
+        lines.append(tables.gap_in_words(run["gap"]))
     if run["awaited"]:
         lines.append(
             "awaits "

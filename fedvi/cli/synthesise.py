@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from fedvi.cli._outputs import check_new, with_origin
 from fedvi.errors import ConfigError
 from fedvi.results import exports, finished, public_files
 from fedvi.results.finished import FREE, Finished
@@ -26,7 +27,8 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
     "--out",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A .csv, or a .npz where records are arrays. Of several sets NAME-1.csv, NAME-2.csv, ….",
+    help="A new .csv, or a .npz where records are arrays. Of several sets NAME-1.csv, NAME-2.csv, …. "
+    "No file is overwritten.",
 )
 @click.option(
     "--sets",
@@ -73,14 +75,15 @@ def synthesise(
         raise ConfigError(
             f"--out {out}: the name ends in {out.suffix!r}, expected '.csv' or '.npz'"
         )
-    found = finished.read(run)
-    if given is not None:
-        public_files.check(found.assembly.study, run, given, "--given")
     paths = (
         [out]
         if sets == 1
         else [out.with_name(f"{out.stem}-{k + 1}{out.suffix}") for k in range(sets)]
     )
+    check_new("--out", *paths, *with_origin(out)[1:])
+    found = finished.read(run)
+    if given is not None:
+        public_files.check(found.assembly.study, run, given, "--given")
     # All are drawn before one is written: an error leaves no half of them.
     made = list(drawn(found.assembly, found.posterior, records, sets, seed, given))
     count = 0

@@ -6,7 +6,7 @@ Everything here is computed from the records without protection: it is private t
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -36,6 +36,8 @@ BY_FLAG = "if it has none, name them in their order: --columns age,sex,…"
 _MOST_LEVELS = 60
 _MOST_WHOLE_LEVELS = 6
 _MISSING = frozenset({"", "?", "NA"})
+# Numbers that often stand for a missing value; public, whatever a file holds.
+_STAND_INS = ("-9999", "-999", "-99", "-9", "-1", "99", "999", "9999", "99999")
 _KEPT = 100_000
 # The least share of numbers in a column of numbers; the rest are words for missing values, such as "<0.5".
 _MOSTLY = 0.9
@@ -57,6 +59,8 @@ class Guess(NamedTuple):
       marks: missing cells that mean NaN, such as "nan"; a schema of levels does not know them.
       commas: whether all values are numbers and some have a decimal comma, which studies do not support.
       odd: cells in a column of numbers that are not numbers, with counts, most frequent first; at most 60.
+      stand_ins: numbers such as -9 or 999, with counts, that lie far beyond all other numbers, and may mean
+        missing; none of a single record.
     """
 
     name: str
@@ -72,6 +76,7 @@ class Guess(NamedTuple):
     marks: tuple[str, ...] = ()
     commas: bool = False
     odd: tuple[tuple[str, int], ...] = ()
+    stand_ins: tuple[tuple[str, int], ...] = ()
 
 
 def guess_columns(
@@ -269,7 +274,19 @@ class _Seen:
             marks=tuple(sorted(self.marks)),
             commas=self.commas and self.numeric_but_commas,
             odd=tuple(self.odd.most_common(_MOST_LEVELS)) if odd else (),
+            stand_ins=tuple(self._stand_ins()) if numeric else (),
         )
+
+    def _stand_ins(self) -> Iterator[tuple[str, int]]:
+        """Yields numbers that may mean missing: half a range beyond others, or negative where none is."""
+        read = (as_number(text) for text in self.values if text not in _STAND_INS)
+        others = [number for number in read if number is not None]
+        low, high = min(others, default=0.0), max(others, default=0.0)
+        for text in _STAND_INS if others else ():
+            beyond = max(float(text) - high, low - float(text))
+            is_far = beyond > (high - low) / 2 or float(text) < 0.0 <= low
+            if self.values[text] > 1 and is_far:
+                yield text, self.values[text]
 
     def _are_codes(self, name: str) -> bool:
         """Whether numbers are codes of a list, such as `admission_type_id`: few values, not personal."""

@@ -5,12 +5,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
 from fedvi.data.expected import parse_expected
 from fedvi.data.written import NAME
-from fedvi.errors import ConfigError, did_you_mean
+from fedvi.errors import ConfigError, all_of, did_you_mean
 
 __all__ = [
     "Binary",
@@ -134,10 +135,9 @@ Schema = Mapping[str, Column]
 def parse_schema(raw: Any, *, private: bool) -> Schema:
     """Reads the tables ``[data.schema.NAME]`` of a study file.
 
-    Whether a private study runs must not depend on one record, since that would reveal something about
-    it. So "refuse" exists only in other studies, where it is the default for a missing cell and an
-    undeclared level. In private studies the default is "drop", where the record counts as zero. A number
-    outside its bounds is clipped by default in both.
+    Whether a private study runs must not depend on one record, since that would reveal something. So
+    "refuse" exists only in other studies, where it is the default for a missing cell and an undeclared
+    level. In private ones it is "drop": the record counts as zero. Both clip a number to its bounds.
 
     Args:
       raw: the table ``data.schema``, as returned by a TOML reader.
@@ -155,7 +155,8 @@ def parse_schema(raw: Any, *, private: bool) -> Schema:
             f"data.schema: {_shown(raw)}, expected a table for each column",
             'declare one, such as [data.schema.age] with type = "number" and bounds = [18, 100]',
         )
-    schema = {name: _parse_column(name, table, private) for name, table in raw.items()}
+    steps = (partial(_parse_column, name, table, private) for name, table in raw.items())
+    schema: dict[str, Column] = dict(zip(raw, all_of(*steps), strict=True))
     for name, column in schema.items():
         if column.missing == "indicator" and indicator_name(name) in schema:
             raise ConfigError(

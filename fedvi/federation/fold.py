@@ -29,7 +29,7 @@ class Gap(NamedTuple):
 
     @property
     def largest(self) -> float:
-        """The larger of ``mean_shift`` and ``surprise``: how far the round was from convergence, in sds."""
+        """The gap in sds: the larger of ``mean_shift``, the largest move of a mean, and ``surprise``."""
         return max(self.mean_shift, self.surprise)
 
 

@@ -86,7 +86,8 @@ class Progress(NamedTuple):
       open: clients that hold a task.
       waiting: clients whose answer has arrived but is not folded yet, in order of arrival.
       version: the server's version: the number of folds.
-      gap: the largest change of a posterior mean over the last completed round, in posterior sds;
+      gap: the largest move of a posterior mean over the last completed round, or by how much steps
+        missed their aim where that is more, in posterior sds;
         infinite before the first round (of the run, or of a stage of its script) is complete.
       away: clients that are not expected to answer until they are heard from again.
       started: client of ``open`` → the version that its task was computed from.

@@ -311,7 +311,8 @@ def _convergence(contents: Contents) -> Section:
         as_sentence(last_move_in_words(contents)),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
         f"deviations. Below {tables.SETTLED:g}, or where noise explains the move, further rounds would "
-        "change little for most purposes.",
+        "change little for most purposes. What a server and its log call the gap is the same number, or by "
+        "how much steps missed their aim where that is more.",
     )
     rows = tuple(
         (

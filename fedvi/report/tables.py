@@ -27,6 +27,7 @@ __all__ = [
     "coefficient_cells",
     "coefficient_table",
     "console",
+    "gap_in_words",
     "grid",
     "has_settled",
     "inert",
@@ -199,6 +200,17 @@ def last_move(shift: float, rounds: int = 2, surprise: float = 0.0, jitter: floa
     )
 
 
+def gap_in_words(gap: float) -> str:
+    """Says what the gap of the last round is, see ``fedvi.federation.fold.Gap.largest``.
+
+    >>> gap_in_words(0.1234)
+    "gap 0.12 posterior sd: the last round's largest move of a mean, or missed aim"
+    """
+    return (
+        f"gap {number(gap, 2)} posterior sd: the last round's largest move of a mean, or missed aim"
+    )
+
+
 def missed_turns(missing: Iterable[Sequence[str]]) -> list[str]:
     """Lists skipped turns by client; no line if there are none.
 
@@ -218,7 +230,7 @@ def more_rounds(sds: float) -> str:
     """Says how far more rounds would move the posterior after a run with one visit per client.
 
     Args:
-      sds: estimate in posterior sds; 0 if one visit is exact.
+      sds: estimate of the largest move of a mean, in posterior sds; 0 if one visit is exact.
 
     >>> more_rounds(0.0)
     'one visit a client is exact: the likelihood is conjugate'
@@ -226,8 +238,8 @@ def more_rounds(sds: float) -> str:
     if sds == 0.0:
         return "one visit a client is exact: the likelihood is conjugate"
     return (
-        f"estimated gap to more rounds: about {number(sds, 1)} posterior sds, as if covariates were "
-        "Gaussian; no bound: the truth may be twice or half of it, or further off"
+        f"estimated largest move by more rounds: about {number(sds, 1)} posterior sds, as if covariates "
+        "were Gaussian; no bound: the truth may be twice or half of it, or further off"
     )
 
 

@@ -246,11 +246,15 @@ def assemble(study: Study) -> Assembly:
       ConfigError, ModelError, PrivacyError: name the part of the study that cannot be carried out.
     """
     private = study.privacy.private
-    schema = modelling.schema_of(study)
+    schema, (schedule, step_rule, patience), budget, _ = errors.all_of(
+        lambda: modelling.schema_of(study),
+        lambda: parts.schedule(study),
+        lambda: parts.budget(study),
+        lambda: modelling.check_ids(study),
+    )
     design, model = modelling.model_of(study, schema)
     columns = modelling.columns_read(design, study, schema)
     modelling.check_columns(study, schema, columns)
-    modelling.check_ids(study)
     by_ids, norm = modelling.divides(study), modelling.typical_norm(design, schema)
     unseen = modelling.vanishing(design, schema, model.names)
     size = len(model.names)
@@ -261,8 +265,6 @@ def assemble(study: Study) -> Assembly:
             f"but the model has {size} coordinates",
             "a family's function is called with `size` and must keep to it",
         )
-    schedule, step_rule, patience = parts.schedule(study)
-    budget = parts.budget(study)
     made = noising.solver_of(study, family, model, schedule, budget, norm, unseen)
     if made.solver.renews and "damping" in study.schedule.arguments:
         raise errors.ConfigError(

@@ -1,16 +1,20 @@
 """Parses a study file: sections, keys, defaults, and errors that name the line to correct."""
 
+import difflib
 import hashlib
 import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
 from fedvi import errors
+from fedvi.data.schema import parse_schema
 from fedvi.privacy.agreement import threshold
 from fedvi.privacy.sums import Sums
+from fedvi.study.line_numbers import with_lines
 from fedvi.study.sections import (
     DEEPEST,
     LARGEST,
@@ -280,7 +284,8 @@ def load_study(path: str | Path) -> Study:
     """Reads and validates a study file: TOML, or the resolved study written by ``--out`` (``.json``).
 
     Raises:
-      ConfigError: names the section, the key, its value and the expected value.
+      ConfigError: names the section, the key, its value, the expected value, and the line if it is
+        known; or all of these errors.
     """
     path = Path(path)
     try:
@@ -301,7 +306,11 @@ def load_study(path: str | Path) -> Study:
         raise errors.ConfigError(
             f"no study file at {str(path)!r}", "give the path of a .toml file"
         ) from None
-    return parse_study(_read_json(path, text) if path.suffix == ".json" else _read_toml(path, text))
+    raw = _read_json(path, text) if path.suffix == ".json" else _read_toml(path, text)
+    try:
+        return parse_study(raw)
+    except errors.ConfigError as error:
+        raise with_lines(error, text) from None
 
 
 def _read_toml(path: Path, text: str) -> dict[str, Any]:
@@ -348,13 +357,14 @@ def parse_study(raw: dict[str, Any]) -> Study:
     """Validates the tables of a study file.
 
     Raises:
-      ConfigError: names the section, the key, its value and the expected value.
+      ConfigError: names the section, the key, its value and the expected value; or all of these errors.
     """
     _check_values(raw)
     try:
         return Study.model_validate(raw)
     except pydantic.ValidationError as failure:
-        raise _explain(failure) from None
+        wrong = [_explain(problem) for problem in _worth_telling(failure.errors())]
+        raise errors.together([*wrong, *_wrong_columns(raw)]) from None
 
 
 def _check_values(raw: dict[str, Any]) -> None:
@@ -378,12 +388,38 @@ def _check_values(raw: dict[str, Any]) -> None:
             )
 
 
-def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
+def _worth_telling(problems: Sequence[Any]) -> list[Any]:
+    """Leaves out keys that are missing since they are misspelt: the unknown key is more helpful."""
+    unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
+    return [
+        problem
+        for problem in problems
+        if problem["type"] != "missing"
+        or not any(
+            loc[:-1] == problem["loc"][:-1]
+            and difflib.get_close_matches(str(problem["loc"][-1]), [str(loc[-1])], cutoff=0.5)
+            for loc in unknown
+        )
+    ]
+
+
+def _wrong_columns(raw: dict[str, Any]) -> tuple[errors.ConfigError, ...]:
+    """Returns what is wrong with the declared columns of a study that is refused for another reason."""
+    section, privacy = raw.get("data"), raw.get("privacy")
+    tables = section.get("schema") if isinstance(section, dict) else None
+    if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
+        return ()  # the validator says so
+    private = not (isinstance(privacy, dict) and privacy.get("protection") == "none")
+    try:
+        if tables:
+            parse_schema(tables, private=private)
+    except errors.ConfigError as error:
+        return (error,)
+    return ()
+
+
+def _explain(problem: Any) -> errors.ConfigError:
     """Turns one of the validator's problems into our error."""
-    problems = failure.errors()
-    # A misspelt key is also missing under its right name; the unknown key is more helpful.
-    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    problem = next(unknown, problems[0])
     location, kind = problem["loc"], problem["type"]
     path = _path(location)
     if kind == "extra_forbidden":

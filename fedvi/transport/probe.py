@@ -23,6 +23,7 @@ from fedvi.transport import certificates, identity
 from fedvi.transport.certificates import Identity
 
 __all__ = [
+    "NO_TLS",
     "Finding",
     "believed",
     "handshake",
@@ -36,6 +37,8 @@ __all__ = [
 # An HTTP/2 client's first bytes: the preface and empty settings. A server that accepted the client answers
 # with its own settings; in TLS 1.3 nothing earlier shows that it did.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+
+NO_TLS = "the server speaks no TLS on this port"
 
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 
@@ -404,8 +407,9 @@ def _broken(error: Exception) -> Finding:
         return Finding(
             check,
             "fail",
-            "the server speaks no TLS on this port",
-            "start it with --tls, or dial another port",
+            NO_TLS,
+            "start it with --tls, or dial another port; a trial without certificates gives --tls at "
+            "neither end",
             _NO_WAY,
             passes=True,
         )

@@ -199,7 +199,10 @@ def test_a_run_of_one_visit_ends_with_how_far_more_rounds_would_move_it(tmp_path
     said = places.take(*(task.with_suffix(".result") for task in tasks)).stdout
     expected = estimated_gap(outcome.record(simulate.simulate(load_study(places.study), tmp_path)))
     assert expected is not None
-    assert f"estimated gap to more rounds: about {tables.number(expected, 1)} posterior sds" in said
+    assert (
+        f"estimated largest move by more rounds: about {tables.number(expected, 1)} posterior sds"
+        in said
+    )
     told = json.loads((tmp_path / "run" / "result" / "result.json").read_text())
     assert told["one_shot_gap"] == pytest.approx(expected, rel=1e-6)
 

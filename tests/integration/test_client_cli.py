@@ -271,6 +271,27 @@ def test_a_client_takes_part_under_its_certificate(tmp_path: Path, root: Path) -
     assert result.exit_code == 0, result.output
 
 
+def test_a_client_without_tls_is_told_that_the_server_has_it(tmp_path: Path, root: Path) -> None:
+    study = write_study(tmp_path)
+    folder = party(root, "server", "server", ("localhost",))
+    with serve(study, tls=folder, roster=root / "roster.json") as server:
+        address = server.addresses.listen
+        said = refusal(client(study, address), code=2)
+    assert f"the server at {address} speaks TLS alone, and --tls is not given" in said
+    assert "name the folder that `fedvi enroll` made with --tls" in said
+
+
+def test_a_client_with_tls_is_told_that_the_server_has_none(tmp_path: Path, root: Path) -> None:
+    study = write_study(tmp_path)
+    with serve(study) as server:
+        address = server.addresses.listen.replace("127.0.0.1", "localhost")
+        result = client(study, address, "--tls", party(root, "north"))
+    assert refusal(result, code=3)
+    said = f"waiting for {address}: the server speaks no TLS on this port, and --tls is given: start it"
+    assert said in result.stderr
+    assert "gives --tls at neither end" in result.stderr
+
+
 def test_a_server_whose_certificate_is_for_other_hosts_is_not_waited_for(
     tmp_path: Path, root: Path
 ) -> None:

@@ -168,7 +168,7 @@ def test_the_result_holds_influence_baselines_and_the_gap_of_one_shot(
         (folder / name).write_bytes((examples / "trauma" / name).read_bytes())
     (folder / "study.toml").write_text(text)
     text = fedvi("simulate", folder / "study.toml", "--quiet").stdout
-    assert "estimated gap to more rounds: about 0." in text
+    assert "estimated largest move by more rounds: about 0." in text
 
 
 def test_a_site_that_never_answers_is_named_beside_every_round_and_at_the_end(

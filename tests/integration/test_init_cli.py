@@ -566,7 +566,7 @@ def test_a_folder_with_other_files_keeps_them(tmp_path: Path) -> None:
     ("failure", "code", "words"),
     [
         (OSError(28, "No space left on device"), 2, "cannot be written: No space left on device"),
-        (KeyboardInterrupt(), 1, "Aborted!"),
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C"),
     ],
 )
 def test_a_failure_in_the_middle_leaves_nothing(
@@ -696,3 +696,14 @@ def test_a_draft_says_the_same_each_time(tmp_path: Path) -> None:
         content = b"".join(path.read_bytes() for path in sorted((tmp_path / name).iterdir()))
         digests.add(hashlib.sha256(content).hexdigest())
     assert len(digests) == 1
+
+
+def test_a_flag_says_which_cells_mean_missing(tmp_path: Path) -> None:
+    more = ["--missing-values", "age=999,-9, unknown", "--missing", "age=impute 50"]
+    assert fedvi("init", tmp_path / "a", *flags("logistic", *more)).exit_code == 0
+    age = tomllib.loads((tmp_path / "a" / "study.toml").read_text())["data"]["schema"]["age"]
+    assert (age["missing_values"], age["missing"]) == ([999, -9, "unknown"], {"impute": 50})
+    checked(tmp_path / "a")
+    for wrong in ("agee=999", "age=", "age"):
+        said = refused(tmp_path / "b", *flags("logistic", "--missing-values", wrong))
+        assert f"--missing-values is {wrong!r}, expected NAME=CELL,CELL… of a column" in said

@@ -178,5 +178,38 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, file: Path) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 asked.done.wait(2)
                 break
-        assert asked.done.poll() == 1
+        assert asked.done.poll() == 130
     assert {path.name for path in tmp_path.iterdir()} == {"north.csv"}
+
+
+def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
+    rows = "".join(
+        f"{999 if i % 9 == 4 else 41 + i % 37},{-9 if i % 9 == 2 else 80 + i % 90},{i % 9},{i % 2}\n"
+        for i in range(90)
+    )
+    file = tmp_path / "north.csv"
+    file.write_text("age,pressure,score,died\n" + rows + "41,80,99,0\n")
+    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"]
+    given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
+    with terminal(tmp_path / "study", "--from", file, *given) as asked:
+        asked.say("to suggest types and levels", "")
+        asked.say("age: what it may hold", "18..100")
+        asked.say("age: 999 lies far beyond the other values. Missing (yes, no) [yes]", "?")
+        assert "it is clipped to the" in asked.say("age: 999 lies far beyond", "")
+        asked.say("age: about 10 % of its cells are missing (also 999)", "impute 50")
+        asked.say("pressure: what it may hold", "20..300")
+        asked.say("pressure: -9 lies far beyond the other values", "no")
+        # 99 is the score of one record alone: nothing is asked, and nothing said of it.
+        asked.say("score: what it may hold", "0..10")
+        asked.say("Enter writes the study", "")
+        asked.until("next: fedvi check")
+    schema = tomllib.loads((tmp_path / "study" / "study.toml").read_text())["data"]["schema"]
+    assert schema["age"] == {
+        "type": "number",
+        "bounds": [18, 100],
+        "missing": {"impute": 50},
+        "missing_values": [999],
+    }
+    assert schema["pressure"] == {"type": "number", "bounds": [20, 300]}
+    assert schema["score"] == {"type": "number", "bounds": [0, 10]}
+    assert "score: 99" not in asked.printed

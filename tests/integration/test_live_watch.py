@@ -21,9 +21,10 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from fedvi.cli import _live
+from fedvi.cli import _live, status
 from fedvi.cli.main import main
 from fedvi.federation.messages import NextTask, Offer, Submit
+from fedvi.report import tables
 from fedvi.server import app as apps
 from fedvi.server.core.run_events import Happening
 from fedvi.transport._wire import admin_pb2 as pb
@@ -99,10 +100,10 @@ def test_it_shows_the_run_its_clients_and_what_happened_within_80_columns():
     for words in (
         "heart: running",
         "synchronous, round 3 of 4, version 3, mutual TLS, up 5 min",
-        "gap 1.2 posterior sd over the last round",
+        "gap 1.2 posterior sd: the last round's largest move of a mean, or missed aim",
         "awaits north for 60 s",
         "ε charged of 2",
-        "0.5 ██░░░░░░░░",
+        "0.5  ██░░░░░░░░",
         "1 of 4",
         "3 s ago",
         "line 39",
@@ -127,6 +128,62 @@ def test_it_fills_the_screen_and_no_more(count, size):
     assert max(map(len, lines)) <= width
     assert sum("folded" in line for line in lines) >= 4
     assert "DOES NOT ANSWER since 12:00:00" in "\n".join(lines)
+
+
+WIDE = run(
+    status="failed",
+    reason="st-elsewhere-hospital cannot go on: its ledger would exceed 1.98765 at delta 1.25e-05",
+    rounds=117,
+    rounds_planned=200,
+    gap=12345.678,
+    epsilon_budget=0.98765,
+    awaited=["st-elsewhere-hospital", "north"],
+    clients=[
+        client(
+            "st-elsewhere-hospital",
+            state="away",
+            reason="lost its link 31 times in 1234 s, last at 14:05:37",
+            silent=True,
+            epsilon=0.98712,
+            visits=117,
+            charged=118,
+            seen_seconds=432.0,
+        ),
+        client("north", silent=True, seen_seconds=300.0, charged=117, visits=117),
+        client("south", state="away", reason="left: epsilon 0.999149 at delta 1e-05, not 0.5"),
+    ],
+)
+LONG = "version 117  round 117/200  north, st-elsewhere-hospital  damping 0.51234  gap 0.123456 sd"
+
+
+def numbers(text: str) -> set[str]:
+    return {word.strip(".,;:()'{}[]\"") for word in text.split() if word[0].isdigit()}
+
+
+@pytest.mark.parametrize("height", [24, 30, 60])
+@pytest.mark.parametrize("tall", [True, False])
+def test_a_wide_state_takes_more_lines_and_no_number_loses_digits(height, tall):
+    screen = _live.Screen(WIDE, [event(LONG)] * 9, silent="12:00:00", tall=tall)
+    lines = plain(drawn(screen, 80, height))
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == height or not tall
+    text = "\n".join(lines)
+    first = next(line for line in lines if line.startswith("st-elsew") and "of 200" in line)
+    assert re.search(r"117 of 200 +118 +0\.9872 +7 min ago$", first)
+    assert text.count("SILENT") >= 2
+    known = numbers(f"{WIDE} {LONG} 1.2e+04 5 7 60 0.9872 0.9877")
+    clock = re.compile(r"\d\d:\d\d:\d\d")
+    assert {word for word in numbers(text) - known if not clock.fullmatch(word)} == set()
+
+
+def test_status_says_of_the_gap_what_the_screen_says_within_80_columns(monkeypatch, capsys):
+    monkeypatch.setattr(tables, "console", lambda: Console(width=80, force_terminal=True))
+    status.show({**WIDE, "server": "running", "fedvi": "1", "unpriced": None}, False)
+    lines = plain(capsys.readouterr().out.splitlines())
+    assert max(map(len, lines)) <= 80
+    said = "gap 1.2e+04 posterior sd: the last round's largest move of a mean, or missed aim"
+    assert said in lines
+    assert said in plain(drawn(_live.Screen(WIDE, [])))
 
 
 def test_of_many_clients_those_that_are_awaited_come_first():

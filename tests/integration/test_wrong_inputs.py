@@ -76,7 +76,8 @@ class Wrong(NamedTuple):
 
     Attributes:
       what: is wrong.
-      said: the whole sentence; "…" at its end stands for words of a library.
+      said: the whole sentence, but for the line that it is about; "…" at its end stands for words of a
+        library.
       hint: what follows it; empty for the messages of the command line's parser.
       changes: replacements in the text of the study.
       files: of the folder, beside the study and its records; None takes one away.
@@ -648,8 +649,18 @@ TABLE = [
     Wrong(
         "empty study",
         files={"study.toml": ""},
-        said="study is missing",
-        hint="add a section [study] with a name",
+        said=(
+            "7 things are wrong:\n"
+            "- study is missing\n  add a section [study] with a name\n"
+            '- model is missing\n  add a section [model] with kind = "logistic" and a formula\n'
+            '- solver is missing\n  add a section [solver] with a kind, such as "dp_optimisation"\n'
+            '- schedule is missing\n  add a section [schedule] with kind = "synchronous" and rounds\n'
+            "- privacy is missing\n  add a section [privacy] with epsilon, delta, unit and relation; a "
+            'study without protection says so: protection = "none"\n'
+            "- data is missing\n  add a [data.schema.NAME] section for each column that the model uses\n"
+            "- clients is missing\n  add a [[clients]] entry with a name for each site"
+        ),
+        hint="correct them all: what depends on them is checked after that",
     ),
     Wrong(
         "no data file",
@@ -1165,6 +1176,62 @@ TABLE = [
         said="privacy.delta is 2.0, expected less than 0.5",
         hint="delta is far below 1 / number of records, such as 1e-5",
     ),
+    Wrong(
+        "predictions over a file",
+        command="predict {d}/run {d}/north.csv --out {d}/old.csv",
+        files={"old.csv": "x"},
+        said="{d}/old.csv is there already, and is not overwritten",
+        hint="give another --out",
+    ),
+    Wrong(
+        "predictions over what another file was made of",
+        command="predict {d}/run {d}/north.csv --out {d}/old.csv",
+        files={"old.csv.json": "x"},
+        said="{d}/old.csv.json is there already, and is not overwritten",
+        hint="give another --out",
+    ),
+    Wrong(
+        "one of several sets over a file",
+        command="synthesise {d}/run --sets 3 --out {d}/old.csv",
+        files={"old-2.csv": "x"},
+        said="{d}/old-2.csv is there already, and is not overwritten",
+        hint="give another --out",
+    ),
+    Wrong(
+        "draws over a file",
+        command="posterior {d}/run --to {d}/new.csv --to {d}/old.nc",
+        files={"old.nc": "x"},
+        said="{d}/old.nc is there already, and is not overwritten",
+        hint="give another --to",
+    ),
+    Wrong(
+        "a table over a file",
+        command="posterior {d}/run --summary {d}/old.csv",
+        files={"old.csv": "x"},
+        said="{d}/old.csv is there already, and is not overwritten",
+        hint="give another --summary",
+    ),
+    Wrong(
+        "a picture of an evaluation over a file",
+        command="evaluate {d}/run {d}/north.csv --plot {d}/old.svg",
+        files={"old.svg": "x"},
+        said="{d}/old.svg is there already, and is not overwritten",
+        hint="give another --plot",
+    ),
+    Wrong(
+        "a picture of prices over a file",
+        command="privacy {study} --plot {d}/old.svg",
+        files={"old.svg": "x"},
+        said="{d}/old.svg is there already, and is not overwritten",
+        hint="give another --plot",
+    ),
+    Wrong(
+        "a picture of a plan over a file",
+        command="plan {study} --plot {d}/old.svg",
+        files={"old.svg": "x"},
+        said="{d}/old.svg is there already, and is not overwritten",
+        hint="give another --plot",
+    ),
 ]
 
 
@@ -1212,6 +1279,7 @@ def answer(text: str, names: Mapping[str, Any]) -> tuple[str, str]:
         text = text.replace(f":{value}" if isinstance(value, int) else str(value), f"{{{name}}}")
     text = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "{when}", text)
     text = re.sub(r"\b(?!0{64})[0-9a-f]{64}\b", "{hex}", text)
+    text = re.sub(r" \(line \d+\)$", "", text, flags=re.M)
     found = re.search(r"^[Ee]rror: (.*?)(?:\n\nhint: (.*))?\Z", text.strip(), re.S | re.M)
     assert found is not None, text
     return found[1].strip(), (found[2] or "").strip()

@@ -70,7 +70,7 @@ class _Collector:
         )
         yield GaugeMetricFamily("fedvi_awaited", "Clients awaited now.", value=len(run.awaited))
         if run.HasField("gap"):
-            text = "Largest move of a posterior mean over the last round, in posterior sds."
+            text = "Largest move of a mean, or missed aim, in the last round, in posterior sds."
             yield GaugeMetricFamily("fedvi_gap", text, value=run.gap)
         if run.HasField("damping"):
             yield GaugeMetricFamily("fedvi_damping", "Step of the last fold.", value=run.damping)

@@ -20,6 +20,7 @@ from fedvi.updates.abilities import SOLVERS, Ability
 __all__ = [
     "Answers",
     "Draft",
+    "cell_of",
     "cells_of",
     "default_delta",
     "draft",
@@ -428,7 +429,7 @@ def _detail(name: str, kind: str, text: str) -> dict[str, Any]:
         return {"levels": [item.strip() for item in text.split(",") if item.strip()]}
     parts = [item.strip() for item in text.split("/" if kind == "binary" else "..")]
     if kind == "binary" and len(parts) == 2 and all(parts):
-        true, false = ([_cell(cell.strip()) for cell in part.split(",")] for part in parts)
+        true, false = ([cell_of(cell.strip()) for cell in part.split(",")] for part in parts)
         return {"true": true, "false": false}
     if kind != "binary" and len(parts) == 2:
         try:
@@ -471,7 +472,8 @@ def _number(text: str) -> int | float:
         return float(text)
 
 
-def _cell(text: str) -> int | str:
+def cell_of(text: str) -> int | str:
+    """Reads a cell as a study writes it: a whole number, or a text."""
     return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
 

@@ -125,3 +125,26 @@ def test_identifiers_that_are_too_many_to_be_told_apart_do_not_repeat(
     own, shared = guess_columns(path, ["id", "of"], columns=None, separator=",")
     assert not repeats(own)
     assert repeats(shared)
+
+
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        ([*range(18, 90), 999, 999, -9, -9], [("-9", 2), ("999", 2)]),
+        ([*range(18, 99), 99, 99], []),  # an age
+        ([*range(20), 99, 99], [("99", 2)]),
+        ([*range(-40, 40), -9, -9, -1, -1], []),  # a base excess
+        ([*range(18, 90), 999], []),  # of one record alone
+        ([*range(18, 90), 998, 998], []),  # no such code
+        ([1.5, 2.25, 3.125, -1, -1], [("-1", 2)]),
+        ([-1, -1, 99, 99], []),  # of nothing else
+        ([*range(2000, 2020), 9999, 9999, 9999.0], [("9999", 3)]),
+    ],
+)
+def test_numbers_far_beyond_all_others_may_mean_missing(
+    values: list[float], found: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("value,y\n" + "".join(f"{value},1\n" for value in values))
+    (guess,) = guess_columns(path, ["value"], columns=None, separator=",")
+    assert list(guess.stand_ins) == found
