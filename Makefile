@@ -34,11 +34,11 @@ endef
 EDITABLE = $$pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test nightly lint docs bench device evidence lock protos clean
+.PHONY: help demo test end-to-end nightly lint docs bench device evidence lock protos clean
 .NOTPARALLEL:  # two targets would install into one environment
 
 help:  ## say what each target does
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 demo: $(CORE)  ## fit private posteriors over four hospitals, beside the pooled one: every noised answer seen, and masked sums
 	@set -e; for study in $(STUDIES); do echo "$$study"; $(BIN)/fedvi simulate "$$study" --pooled; done
@@ -46,7 +46,10 @@ demo: $(CORE)  ## fit private posteriors over four hospitals, beside the pooled 
 test: lint  ## before a commit: lint, then the fast tier of tests
 	$(BIN)/pytest -n auto --dist loadfile -m "not nightly"
 
-nightly: $(DEV)  ## the rest of what CI runs: long tests, wider searches, planted faults
+end-to-end: $(DEV)  ## what CI also runs: long tests of commands, servers, containers, pages and examples
+	$(BIN)/pytest -n auto -m nightly tests/integration
+
+nightly: $(DEV)  ## all that make test leaves: those, long tests of every part, wider searches, planted faults
 	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest -n auto -m "nightly or hypothesis"
 
 lint: $(DEV) $(PROTOS)  ## style, format, types, who may import whom, stubs up to date

@@ -167,8 +167,9 @@ def test_both_tiers_are_run_by_what_readme_and_ci_name():
     rules = (ROOT / "Makefile").read_text()
     assert f'-m "{FAST}"' in rules
     assert '-m "nightly or hypothesis"' in rules
+    assert "-m nightly tests/integration" in rules
     script = (ROOT / ".ci/run").read_text().splitlines()
-    assert [line for line in script if line.startswith("make")] == ["make test", "make nightly"]
+    assert [line for line in script if line.startswith("make")] == ["make test", "make end-to-end"]
     markers = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert any(line.startswith("nightly") for line in markers["markers"])
 

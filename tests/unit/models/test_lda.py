@@ -704,7 +704,7 @@ def test_what_helpers_cannot_read_is_refused():
     with pytest.raises(errors.ModelError, match=r"words do not increase"):
         document_topics(MODEL, q, odd)
     odd["counts"] *= 0.5
-    with pytest.raises(errors.ModelError, match=r"no whole number"):
+    with pytest.raises(errors.ModelError, match=r"not a whole number"):
         completion_perplexity(MODEL, q, odd, seed=0)
     with pytest.raises(errors.ModelError, match=r"no document has a word"):
         completion_perplexity(MODEL, q, laid_out(np.zeros((2, V))), seed=0)
