@@ -301,8 +301,8 @@ def restored(written: bytes) -> bool:
 
 def test_the_screen_follows_a_run_to_its_end_and_leaves_what_it_came_to(tmp_path):
     spec = make_spec()
-    # The server ends at once when its run does.
-    with running(spec, tmp_path, linger_seconds=0.0) as server, watching(tmp_path) as terminal:
+    # The server is gone soon after its run: a view that asks once a second must still hear of the end.
+    with running(spec, tmp_path, linger_seconds=1.5) as server, watching(tmp_path) as terminal:
         terminal.read(b"round 0 of 2")
         assert ENTER in terminal.written
         links = {name: server.link(spec, name) for name in spec.clients}

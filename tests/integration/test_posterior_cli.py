@@ -224,10 +224,10 @@ def test_a_conjugate_model_has_its_parameters_by_name(tmp_path: Path) -> None:
     np.testing.assert_allclose(weights.sum(axis=1), 1.0, rtol=1e-9)
     assert list(read_csv(paths[1]))[:4] == ["weights[1]", "weights[2]", "means[1,a]", "means[1,b]"]
     told = json.loads((tmp_path / "draws.npz.json").read_text())
-    # A server states no claim of its own, and here it left no ledger: that of the plan, sites added up.
+    # A server states no claim of its own, and here it left no ledger: that of the plan, of both sites.
     prices = {claim["relation"]: claim["epsilon"] for claim in told["claims"]}
-    assert prices["add_remove"] == pytest.approx(2.0, rel=0.02)
-    assert told["claims"][0]["delta"] == 2e-5
+    assert 1.0 < prices["add_remove"] < 2.0
+    assert told["claims"][0]["delta"] == 1e-5
     assert told["claims"][0]["releases"] is None
     assert "the word of whoever ran it: no ledger is in its folder" in said
     assert "the word of whoever ran it: no ledger is in its folder" in told["basis"]
@@ -322,7 +322,8 @@ def test_what_is_exported_is_priced_anew_and_says_from_what(copy: Path, tmp_path
     (added, substituted) = told["claims"]
     assert (added["relation"], substituted["relation"]) == ("add_remove", "substitute")
     # Three sites at ε = 4 that may hold the same record.
-    assert added["epsilon"] < substituted["epsilon"] == pytest.approx(12.0, rel=1e-2)
+    assert added["epsilon"] < substituted["epsilon"]
+    assert 4.0 < substituted["epsilon"] < 12.0
     assert "priced anew from the ledgers" in told["basis"]
     changed(copy, lambda result: result["privacy"][1]["epsilon"].update(substitute=0.1))
     assert "the ledger of 'east' costs epsilon" in fedvi("posterior", copy, code=5).output
