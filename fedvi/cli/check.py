@@ -197,8 +197,9 @@ def _of_all(assembly: Assembly) -> Iterator[tuple[str, str]]:
     )
     yield (
         f"cost of all {len(assembly.clients)} clients",
-        f"ε {prices}, at δ = {tables.bound(claims[0].delta)}: without disjoint = true one "
-        f"{claims[0].unit} may be at every client, and their answers are priced as one sequence",
+        f"ε {prices}, at δ = {tables.bound(claims[0].delta)}: one person may have a "
+        f"{claims[0].unit} at every client, since the study does not declare `disjoint`, so the answers of "
+        "all clients are priced together",
     )
 
 

@@ -1,6 +1,7 @@
 """What a claim rests on and what it leaves out: a sentence each, printed with every claim."""
 
 __all__ = [
+    "AT_SEVERAL_SITES",
     "AT_THE_SITE",
     "CLIENTS_IN_ONE_SUM",
     "CLIENTS_TOGETHER",
@@ -12,7 +13,6 @@ __all__ = [
     "FLOAT_NOISE",
     "FROZEN",
     "IN_GENERAL",
-    "ONE_AT_EACH",
     "ONE_OF_MANY",
     "OTHER_RUNS",
     "PERSONS_AT_SEVERAL_SITES",
@@ -73,8 +73,10 @@ CLIENTS_IN_ONE_SUM = (
     "data of several clients that change together: one noise then hides all of them, and their epsilon is "
     "more than those of these clients added up"
 )
-ONE_AT_EACH = (
-    "more than one unit of a person at one site: the price of all sites covers one at each"
+AT_SEVERAL_SITES = (
+    "a person who stands at one site as more than one {unit}: the price of all sites covers one at each",
+    "what a site knows of its own records: against a site that holds the same person's {unit}, the price "
+    "covers what the other sites send",
 )
 
 PSEUDORANDOM = "the ciphers that noise is drawn with, ChaCha20 and HMAC-SHA256, are not broken"

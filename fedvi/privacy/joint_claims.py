@@ -23,11 +23,12 @@ def consortium(parts: Sequence[Claim], disjoint: bool) -> tuple[Claim, ...]:
     other sites' releases depend on them through released values alone: the largest epsilon and the
     largest delta hold (parallel composition). If units may be at several sites, once at each, all sites'
     releases are one sequence about the unit, in which each may depend on those before it: the sequence is
-    priced as one client's would be (adaptive composition), at the largest delta. Where the claims cannot be
-    composed, since they do not say what they were computed from or the accountants differ, their sums
-    hold (basic composition). So it is of messages, whose noises are each client's own; one sum holds a
-    unit's part of every client behind one noise, which prices of that sum do not add up to. Under the view
-    "aggregate", what messages cost together is then what is claimed: they tell all that sums do.
+    priced as one client's would be (adaptive composition), at the largest delta. Where that gives no finite
+    price, and where claims cannot be composed, since they do not say what they were computed from or the
+    accountants differ, their sums hold (basic composition). So it is of messages, whose noises are each
+    client's own; one sum holds a unit's part of every client behind one noise, which prices of that sum do
+    not add up to. Under the view "aggregate", what messages cost together is then what is claimed: they
+    tell all that sums do.
 
     Args:
       parts: of all clients, each with the same relations; under "aggregate" with those of messages.
@@ -80,13 +81,16 @@ def _priced_by(view: str, disjoint: bool) -> str:
 
 
 def _join(parts: list[Claim], disjoint: bool) -> Claim:
-    price_of = _largest if disjoint else _composed
-    epsilon, delta, right = price_of(parts) or _added_up(parts)
+    unit = parts[0].unit
+    epsilon, delta, right = (_largest if disjoint else _shared)(parts)
     exclusions = [line for part in parts for line in part.exclusions]
-    exclusions.append(together(parts[0].unit, parts[0].view) if disjoint else caveats.ONE_AT_EACH)
+    if disjoint:
+        exclusions.append(together(unit, parts[0].view))
+    else:
+        exclusions += [line.format(unit=unit) for line in caveats.AT_SEVERAL_SITES]
     declared = [line for part in parts for line in part.declarations]
     if disjoint:
-        declared.append(disjoint_words(parts[0].unit))
+        declared.append(disjoint_words(unit))
     return parts[0]._replace(
         client=f"all {len(parts)} clients" if len(parts) > 1 else parts[0].client,
         epsilon=epsilon,
@@ -109,6 +113,21 @@ def _join(parts: list[Claim], disjoint: bool) -> Claim:
 def _largest(parts: Sequence[Claim]) -> _Cost:
     rights = [right_guess(p.epsilon, p.delta) if p.right is None else p.right for p in parts]
     return max(p.epsilon for p in parts), max(p.delta for p in parts), max(rights)
+
+
+def _shared(parts: Sequence[Claim]) -> _Cost:
+    """Prices a unit that may be at every site: composed or, where that gives no finite ε, added up.
+
+    The error of the noise tables and the overflow of batches count (1 + e^ε) times: of all sites' ε, that
+    can be more than δ, and of each site's it is not.
+    """
+    found = _composed(parts)
+    if found is None:
+        return _added_up(parts)
+    if math.isinf(found[0]):
+        epsilon, delta, _ = _added_up(parts)
+        return epsilon, delta, found[2]
+    return found
 
 
 def _composed(parts: Sequence[Claim]) -> _Cost | None:

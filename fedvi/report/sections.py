@@ -112,7 +112,9 @@ def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
         together = contents.statements[0]
     if together is not None:
         several = together is contents.consortium
-        where = f"any of the {len(contents.sites)} sites" if several else together.site
+        # Only where no unit is at two sites do all of them keep the promise to each.
+        at = "each" if all(claim.promised is None for claim in together.claims) else "any"
+        where = f"{at} of the {len(contents.sites)} sites" if several else together.site
         found += [
             (
                 f"privacy, {figures.relation_words(claim.relation)}",

@@ -316,7 +316,7 @@ def test_a_claim_that_the_ledgers_do_not_bear_is_refused(
 
 def test_what_is_exported_is_priced_anew_and_says_from_what(copy: Path, tmp_path: Path) -> None:
     # More than was spent is true as well, and is not what is told.
-    claim(copy, 0, epsilon=1e6)
+    claim(copy, 0, epsilon=1e6, delta=1e-4)
     fedvi("posterior", copy, "--to", tmp_path / "draws.npz", "--draws", 2)
     told = json.loads((tmp_path / "draws.npz.json").read_text(encoding="utf-8"))
     (added, substituted) = told["claims"]

@@ -169,7 +169,7 @@ def test_sites_whose_claims_cannot_be_composed_pay_the_sum():
     add_remove, substitute = consortium(PARTS, disjoint=False)
     assert (add_remove.epsilon, add_remove.delta) == (2.5, pytest.approx(1.1e-5, rel=1e-12))
     assert (substitute.epsilon, substitute.delta) == (3.75, pytest.approx(2e-5, rel=1e-12))
-    assert caveats.ONE_AT_EACH in substitute.exclusions
+    assert caveats.AT_SEVERAL_SITES[0].format(unit="record") in substitute.exclusions
     assert caveats.PERSONS_AT_SEVERAL_SITES not in substitute.exclusions
 
 
@@ -194,7 +194,8 @@ def test_sites_that_may_share_persons_pay_for_all_releases_as_one_sequence(noise
         assert joined.epsilon < 0.8 * sum(part.epsilon for part in alone)
         assert joined.delta == DELTA
         assert joined.right == pytest.approx(0.5 + 0.5 * accountant.delta(whole, 0.0), rel=1e-6)
-        assert caveats.ONE_AT_EACH in joined.exclusions
+        for line in caveats.AT_SEVERAL_SITES:
+            assert line.format(unit="record") in joined.exclusions
         assert "priced" not in as_dict(joined)
 
 
@@ -209,6 +210,18 @@ def test_the_largest_error_of_the_tables_counts_for_all_sites():
     (joined,) = consortium(parts, disjoint=False)
     whole = with_tables(ACCOUNTANTS[1], 1e-12)
     assert joined.epsilon == whole.epsilon(repeat(ROUND, 20), DELTA)
+
+
+@pytest.mark.parametrize("relation", [0, 1])
+def test_a_sequence_without_a_finite_price_is_added_up(relation):
+    """The error of the tables counts e^ε times: with the ε of all sites it is more than δ."""
+    parts = claims_of_sites((3.0,) * 20, 1e-17)[relation::2]
+    whole = with_tables(ACCOUNTANTS[relation], 1e-17)
+    with pytest.raises(PrivacyError):
+        whole.epsilon(repeat(Gaussian(3.0), 200), DELTA)
+    (joined,) = consortium(parts, disjoint=False)
+    assert joined.epsilon == pytest.approx(sum(part.epsilon for part in parts))
+    assert joined.delta == pytest.approx(20 * DELTA)
 
 
 def test_one_infinite_claim_makes_the_whole_infinite():
