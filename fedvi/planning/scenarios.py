@@ -198,7 +198,7 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
     before = widths(assembly, 1, made)
     tried: list[tuple[str, dict[str, Any]]] = [
         (
-            f"ε = {2.0 * promise.epsilon:g} in the place of {promise.epsilon:g}",
+            f"ε = {2.0 * promise.epsilon:g} in the place of {promise.epsilon:g}, a weaker promise",
             {"epsilon": 2.0 * promise.epsilon},
         ),
         ("twice the records at each site", {"times": 2.0}),
@@ -208,10 +208,12 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
         ),
     ]
     if study.sums is None and len(study.clients) > 1:
-        tried.append(('view = "aggregate", where the server can be trusted', {"view": "aggregate"}))
+        tried.append(
+            ('view = "aggregate", if only sums over sites are seen', {"view": "aggregate"})
+        )
     fewer = _fewer_columns(assembly)
     if fewer:
-        tried.append(("half of the columns", {"formula": fewer}))
+        tried.append(("a formula of half the columns", {"formula": fewer}))
     found = []
     for what, change in tried:
         same = None if "formula" in change else made

@@ -38,12 +38,12 @@ IN_GENERAL = (
 )
 TIMING = "when messages were sent, and how large they were"
 SURPLUS = (
-    "add_remove, for a site that holds more records than were declared: if one is removed, another takes "
-    "its place, so that substitute holds alone"
+    "under add/remove, a site that holds more records than were declared: where one is taken out, one that "
+    "was left out takes its place, so that only what stands under substitute holds for it"
 )
 OTHER_RUNS = (
-    "other studies and other runs on the same records: their epsilons add up, and so do their deltas. "
-    "Only the ledger for life of a site whose policy has [life] counts them together"
+    "other studies and other runs on the same records: each has an epsilon and a delta of its own, which "
+    "add up. A site's ledger for life counts them together; a section [life] in its policy starts it"
 )
 EXCLUSIONS = (IN_GENERAL, AT_THE_SITE, TUNING, PREPROCESSING, TIMING, OTHER_RUNS)
 WHOLE_CLIENTS = (
@@ -88,7 +88,7 @@ UNIFORM_BATCHES = (
     "a uniform one without its key"
 )
 
-FROZEN = "no record is added, changed or taken out at a client from its first answer to its last"
+FROZEN = "no record is added, changed or taken out at a site from its first answer to its last"
 TRUSTED = (
     "the server is trusted: it sees every single message, as does whoever reads its state or a message on "
     "its way. So may whoever sees a ledger or its head: a digest gives a message of few numbers away. "
@@ -98,5 +98,7 @@ UNDER_COVER = (
     "each sum holds the answers of {least} or more clients, and at most {colluding} of these use what they "
     "know of their own answers and noise, or tell it to anybody"
 )
-DISJOINT = "no {unit} is at two clients, so the largest epsilon of any client holds for all"
+DISJOINT = (
+    "no {unit} is at two sites, as far as they know: the largest epsilon of any site holds for all"
+)
 EACH_ITS_OWN = "each client is a unit of its own, so the largest epsilon of any holds for all"

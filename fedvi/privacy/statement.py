@@ -282,7 +282,7 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
     unit, lines = header.unit, [caveats.FROZEN]
     if header.max_records is not None:
         held = "record" if unit == "client" else unit
-        lines.append(f"no client holds more than {header.max_records} {held}s")
+        lines.append(f"no site holds more than {header.max_records} {held}s")
     if header.rows_per_unit is not None:
         lines.append(
             f"at most {header.rows_per_unit} rows of one {unit} are used; they are clipped together, as "

@@ -93,17 +93,18 @@ def _asked(contents: Contents) -> Iterator[str]:
     if contents.outcome:
         yield f"What goes with {contents.outcome}?"
     one = len(contents.sites) == 1
+    who = "It" if one else "Each site"
     if contents.source == "simulation":
         yield (
             "This was a simulation: one program read the records of all sites "
-            f"({sites_in_words(contents)})."
+            f"({sites_in_words(contents)}), and played the part of each."
         )
     else:
         yield f"The records stayed at {'one site' if one else 'their sites'} ({sites_in_words(contents)})."
     yield (
-        f"{'It' if one else 'Each'} sent only numbers made of all its records, with random noise added."
+        f"{who} sent only numbers made of all its records, with random noise added."
         if contents.protected
-        else f"{'It' if one else 'Each'} sent statistics without noise: no record is protected."
+        else f"{who} sent statistics without noise: no record is protected."
     )
 
 
@@ -169,7 +170,8 @@ def _privacy(contents: Contents) -> Iterator[str]:
     view, unit = own[0].view, together.unit
     odds = [f"asked {guessed(claim.relation, unit)}, {right_guesses(claim.right)}" for claim in own]
     yield (
-        f"Suppose that somebody sees {_SEEN.get(view, view)} and knows all else about the records. "
+        f"Suppose that somebody sees {_SEEN.get(view, view)}, knows all else about the records, and holds "
+        "two answers for equally likely. "
         f"{as_sentence('; '.join(odds))} Without the study it would be 50 %."
     )
     figured = [
@@ -178,7 +180,7 @@ def _privacy(contents: Contents) -> Iterator[str]:
         + ("" if claim.promised is None else f", where the study allows {claim.promised:g}")
         for claim in own
     ]
-    same = " Both describe the same noise: never add them." if len(own) > 1 else ""
+    same = " Both describe the same answers: do not add them." if len(own) > 1 else ""
     yield (
         f"In figures: {'; '.join(figured)}, computed anew from the sites' ledgers.{same}"
         + (" The last pages are statements to be signed." if contents.statements else "")

@@ -28,7 +28,7 @@ __all__ = ["Section", "Table", "banner", "in_short", "sections"]
 
 _NOTE = "note on the ratio"
 # The number of characters in a line on a phone.
-_PHONE = 44
+_PHONE = 42
 _WIDTH = "width ÷ without privacy"
 
 
@@ -103,7 +103,10 @@ def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
     found = [
         *contents.plan,
         ("sites", sites_in_words(contents)),
-        ("run", f"{done} rounds, {folds} folds, by {source_of(contents)}"),
+        (
+            "run",
+            f"{done} rounds, {'' if folds == done else f'{folds} folds, '}by {source_of(contents)}",
+        ),
     ]
     if moves_of(contents.rounds):
         found.append(("convergence", last_move_in_words(contents)))
@@ -313,8 +316,8 @@ def _convergence(contents: Contents) -> Section:
         as_sentence(last_move_in_words(contents)),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
         f"deviations. Below {tables.SETTLED:g}, or where noise explains the move, further rounds would "
-        "change little for most purposes. What a server and its log call the gap is the same number, or by "
-        "how much steps missed their aim where that is more.",
+        "change little for most purposes. A server's log calls it the gap, and has in its place how far "
+        "steps missed their aim, where that is more.",
     )
     rows = tuple(
         (
@@ -329,8 +332,10 @@ def _convergence(contents: Contents) -> Section:
     )
     names = ("round", "version", "largest move, sds", "largest ratio of sds", "step")
     notes = [
+        "“version” counts the changes of the posterior; “largest ratio of sds” is the largest factor by "
+        "which a round changed an sd; “step” is the part of the answers that the server took",
         "a run that settled may still be wrong: this does not test the model, the prior, or what the noise "
-        "hides"
+        "hides",
     ]
     if any(row.damping < 1.0 for row in contents.rounds if row.clients):
         notes.append(
@@ -445,13 +450,11 @@ def _privacy(contents: Contents) -> Section:
                 "both relations.",
             ),
         )
-    lead = (
+    lead = [
         "ε of each site, computed again from the verified ledgers; an upper bound at the study's δ. "
-        "Add/remove hides whether one unit is in the data; substitute hides which of two units is. The "
-        "study promises one of the two, and both are shown.",
-        "Quote the column “stated”: ε of all that was planned, which holds whenever the run stopped. "
-        "“Reserved” is what the ledger was charged so far.",
-    )
+        "Add/remove hides whether one unit is in the data; substitute hides which of two units is. Both "
+        "hold; the study sets a limit for one of them.",
+    ]
     figure: tuple[tuple[str, Figure], ...] = ()
     if any(row.releases for row in contents.spending) and len(contents.spending) <= 2 * 6:
         caption = "ε by number of releases, and the promise (long dashes)"
@@ -474,11 +477,21 @@ def _privacy(contents: Contents) -> Section:
     names = ["site", "releases"]
     for relation in map(figures.relation_words, relations):
         names += [f"ε {relation}, reserved", f"ε {relation}, stated"]
+    # The two differ where a run stopped before its last round.
+    reserved, stated_ = range(2, len(names), 2), range(3, len(names), 2)
+    if all(row[a] == row[b] for row in rows for a, b in zip(reserved, stated_, strict=True)):
+        names = [*names[:2], *(names[place].removesuffix(", stated") for place in stated_)]
+        rows = [(*row[:2], *(row[place] for place in stated_), row[-1]) for row in rows]
+    else:
+        lead.append(
+            "Quote the column “stated”: ε of all that was planned, which holds whenever the run stopped. "
+            "“Reserved” is what the ledger was charged so far."
+        )
     promised = next((row for row in contents.spending if row.promised is not None), None)
     notes = []
     if promised is not None:
         notes.append(
-            f"the promise to each site is ε ≤ {promised.promised:g} under "
+            f"the limit of each site is ε ≤ {promised.promised:g} under "
             f"{figures.relation_words(promised.relation)}"
         )
     if contents.consortium is not None:
@@ -494,7 +507,7 @@ def _privacy(contents: Contents) -> Section:
         notes.append(contents.audit)
     table = Table("ε by site", (*names, "δ"), tuple(rows), ("site",))
     return Section(
-        "privacy", title, lead, figure, (table,), tuple(as_sentence(line) for line in notes)
+        "privacy", title, tuple(lead), figure, (table,), tuple(as_sentence(line) for line in notes)
     )
 
 

@@ -26,8 +26,8 @@ _COUNTED_AT_HOME = (
     "not known to the server; the site's own ledger for life counts them, if its policy has one"
 )
 _DUTIES = (
-    "keep its ledger, and never copy, restore or share its state folder",
-    "take bounds and settings from practice, and never try them out on these records",
+    "keep its ledger and its state folder, and never go on from a copy or a backup of that folder",
+    "take bounds and settings from common knowledge, and never try them out on these records",
     "keep logs and metrics of its records in the house",
 )
 
@@ -88,7 +88,6 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
         *statement.facts,
     ]
     if statement.protected:
-        facts.append(("accountant", f"{statement.accountant}: computes ε as an upper bound"))
         facts += _parts_of_delta(statement)
     if statement.lifetime:
         facts.append(("other studies", statement.lifetime))
@@ -97,11 +96,14 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
         facts.append(("other studies", _COUNTED_BY_NOBODY if is_simulated else _COUNTED_AT_HOME))
     if contents.audit:
         facts.append(("audit", contents.audit))
-    facts.append(("versions", f"run by fedvi {contents.ran}, stated by fedvi {contents.written}"))
+    computed = f"fedvi {contents.written}; the run by fedvi {contents.ran}"
+    if statement.protected:
+        computed = f"the accountant {statement.accountant}, an upper bound, in {computed}"
+    facts.append(("computed by", computed))
     if statement.head:
         facts.append(("ledger head", statement.head))
     lists = (
-        ("The site confirms, since fedvi cannot check it", statement.declared),
+        ("Declared, since fedvi cannot check it", statement.declared),
         ("The site must", _DUTIES if statement.head and statement.protected else ()),
         ("Assumed", statement.assumed),
         ("Not covered", statement.excluded),
@@ -132,7 +134,7 @@ def _parts_of_delta(statement: Statement) -> list[tuple[str, str]]:
 
 def _claims(statement: Statement) -> Table:
     several = len({claim.view for claim in statement.claims}) > 1
-    names = ("relation", *(("view",) if several else ()), "compares", "ε up to", "δ", "ε allowed")
+    names = ("relation", *(("view",) if several else ()), "compares", "ε up to", "δ", "ε limit")
     rows = tuple(
         (
             figures.relation_words(claim.relation),
@@ -140,7 +142,7 @@ def _claims(statement: Statement) -> Table:
             claim.neighbours,
             tables.bound(claim.epsilon),
             tables.bound(claim.delta),
-            "not set" if claim.promised is None else f"{claim.promised:g}",
+            "–" if claim.promised is None else f"{claim.promised:g}",
         )
         for claim in statement.claims
     )
@@ -166,14 +168,15 @@ def _claim_in_words(statement: Statement) -> str:
     where = "at all other sites" if unit == "client" else f"about the data of {statement.site}"
     more = ""
     if any(claim.right < claim.by_epsilon for claim in statement.claims):
-        more += " That is what the noise of this plan leaves; ε and δ alone would allow "
-        more += f"{' and '.join(alone)}."
+        more += " These bounds follow from the noise of this plan. Of any plan with the same ε and δ, no "
+        more += f"more can be said than {' and '.join(alone)}."
     if len({claim.view for claim in statement.claims}) > 1:
         more += f" These limits are those of the view {statement.claims[0].view}."
+    more += " With a probability of δ at most, more may be learnt than that."
     if len(statement.claims) > 1:
-        more += (
-            " All rows of the table describe the same noise: all hold, and they are never added up."
-        )
+        more += " The rows of the table describe the same answers: their ε do not add up."
+    if any(claim.relation == "substitute" for claim in statement.claims) and unit != "client":
+        more += f" The two known {unit}s may be one person's, with a diagnosis and without."
     return (
         f"Suppose that somebody sees all that “protected against” names, knows all else {where}, and "
         f"guesses between two answers that were equally likely before. Asked {'; asked '.join(said)}. "

@@ -338,13 +338,14 @@ def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
         found.append(
             ("clip norm", f"{clip_norm:g}: the largest part of one {header.unit} in a sum")
         )
-    if header.planned is not None:
-        found.append(("answers allowed", _worded(header.planned, header.unit)))
     made = ledger.tally(book)
-    charged = ledger_files.words(made) if ledger.reservations(book) else "none"
-    if made == header.planned:
-        charged = "all of them, lost ones too"
-    found.append(("answers charged", charged))
+    whole = made == header.planned
+    if header.planned is not None:
+        more = "; all were charged, lost ones too" if whole else ""
+        found.append(("answers allowed", _worded(header.planned, header.unit) + more))
+    if not whole:
+        charged = ledger_files.words(made) if ledger.reservations(book) else "none"
+        found.append(("answers charged", charged))
     return tuple(found)
 
 

@@ -69,10 +69,10 @@ _POOLED = (
 )
 _NONE = "this family of posteriors has no such measure, or sites and coefficients are too many"
 _FIRST_ORDER = (
-    "shifts are those of leaving a site's factor out of the posterior, to first order: the others' "
-    "answers would have been different without it"
+    "a shift is an estimate: it takes out what the site said, to first order, and leaves the others' "
+    "answers as they were, though without the site they would have been different"
 )
-_NOISED = "factors carry noise, which can make a share negative, or above 1"
+_NOISED = "noise can make a share negative, or larger than all"
 
 
 def gather(

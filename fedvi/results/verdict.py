@@ -196,14 +196,14 @@ def lines(verdict: Verdict) -> Iterator[str]:
         if verdict.effective is not None and more > 1.05:
             # A share of the records, since their number is not published.
             said += (
-                f": without noise, {_part(verdict.effective / verdict.records)} of the records would give "
-                "intervals as narrow"
+                f": without noise, {_part(verdict.effective / verdict.records)} of the records would have "
+                "been enough for intervals as narrow"
             )
         yield said
     if verdict.settled and not verdict.alarms:
         yield (
-            "the run settled: more rounds would change little, though another run, with other noise, may "
-            "move an effect that is near the edge"
+            "the run settled: more rounds would change little. With other noise, an effect whose interval "
+            "ends close to “no effect” could come out otherwise"
         )
     if verdict.settled is None and not verdict.alarms:
         yield "whether the run settled is not known: that takes two rounds"

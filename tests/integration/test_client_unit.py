@@ -171,7 +171,7 @@ def test_a_claim_says_that_data_sets_differ_in_all_that_one_client_holds() -> No
     text = statement.to_text(result.consortium)
     assert "with and without everything that one client holds" in text
     assert "or with any other records in its place" in text
-    assert "no client holds more than 40 records" in text
+    assert "no site holds more than 40 records" in text
     assert caveats.EACH_ITS_OWN in text
     assert caveats.WHOLE_CLIENTS in text
     assert caveats.SURPLUS not in text

@@ -382,7 +382,7 @@ def test_the_statement_is_computed_from_the_ledgers_alone(tmp_path):
     north = written(tmp_path / "north.jsonl", book())
     written(tmp_path / "south.jsonl", book(header=HEADER._replace(client="south")))
     text = run("show", tmp_path, "--statement").stdout
-    for expected in ("north: epsilon", "all 2 clients: epsilon", "no record is at two clients"):
+    for expected in ("north: epsilon", "all 2 clients: epsilon", "no record is at two sites"):
         assert expected in text
     claims = json.loads(run("show", north, "--statement", "--json").stdout)
     assert [claim["relation"] for claim in claims] == list(events.RELATIONS)

@@ -326,9 +326,9 @@ def test_a_patient_as_unit_and_every_declaration_reach_the_text():
     text = statement.to_text([*parts, *consortium(parts, disjoint=True)])
     for expected in (
         "unit patient",
-        "no client holds more than 500 patients",
+        "no site holds more than 500 patients",
         "at most 20 rows of one patient",
-        "no patient is at two clients",
+        "no patient is at two sites",
         "ChaCha20",
         "delta = mechanism",
         "for life: epsilon",
