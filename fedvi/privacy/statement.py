@@ -277,7 +277,7 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
 
     >>> header = Header("heart", "ab12", "north", "record", "substitute", "message", True)
     >>> declarations(header)
-    ('no record is added, changed or taken out at a client from its first answer to its last',)
+    ('no record is added, changed or taken out at a site from its first answer to its last',)
     """
     unit, lines = header.unit, [caveats.FROZEN]
     if header.max_records is not None:
