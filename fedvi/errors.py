@@ -23,9 +23,9 @@ __all__ = [
     "TransportError",
     "UnsupportedEvent",
     "all_of",
+    "as_one",
     "did_you_mean",
     "in_words",
-    "together",
 ]
 
 
@@ -56,7 +56,7 @@ class ConfigError(FedviError):
     exit_code = 2
 
     each: "tuple[ConfigError, ...]" = ()
-    """The errors that ``together`` made this one of; empty if it is one by itself."""
+    """The errors that ``as_one`` made this one of; empty if it is one by itself."""
 
 
 class DataError(FedviError):
@@ -131,10 +131,10 @@ class LedgerError(PrivacyError):
     """A ledger is damaged, or an entry does not follow from the entries before it."""
 
 
-def together(found: Iterable[ConfigError]) -> ConfigError:
+def as_one(found: Iterable[ConfigError]) -> ConfigError:
     """Returns one error that names all of them; at least one is given.
 
-    >>> print(together([ConfigError("a is 1", "write 2"), ConfigError("b is missing")]))
+    >>> print(as_one([ConfigError("a is 1", "write 2"), ConfigError("b is missing")]))
     2 things are wrong:
     - a is 1
       write 2
@@ -167,7 +167,7 @@ def all_of(*steps: Callable[[], Any]) -> list[Any]:
         except ConfigError as error:
             wrong.append(error)
     if wrong:
-        raise together(wrong)
+        raise as_one(wrong)
     return made
 
 

@@ -54,7 +54,8 @@ class Width(NamedTuple):
       detectable: the smallest effect whose interval excludes 0 in four of five studies; ∞ if there is
         none.
       open_detectable: the same without noise.
-      stated: whether the study states how its columns spread; if not, all four are likely too small.
+      stated: whether the study states how its columns spread; if not, the sds and the detectable effects
+        are likely too small.
     """
 
     name: str

@@ -8,12 +8,7 @@ from fedvi.errors import ConfigError
 from fedvi.privacy import caveats
 from fedvi.privacy.accountants import Accountant, price
 from fedvi.privacy.advisories import advisory
-from fedvi.privacy.delta_parts import (
-    Delta,
-    delta_items,
-    noised_releases,
-    with_tables,
-)
+from fedvi.privacy.delta_parts import Delta, delta_items, noised_releases, with_tables
 from fedvi.privacy.events import (
     NOTHING,
     Event,

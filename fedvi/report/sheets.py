@@ -168,11 +168,13 @@ def _claim_in_words(statement: Statement) -> str:
     where = "at all other sites" if unit == "client" else f"about the data of {statement.site}"
     more = ""
     if any(claim.right < claim.by_epsilon for claim in statement.claims):
-        more += " These bounds follow from the noise of this plan. Of any plan with the same ε and δ, no "
-        more += f"more can be said than {' and '.join(alone)}."
+        more += (
+            " These bounds follow from the noise of this plan. If only ε and δ were known, they "
+        )
+        more += f"would be {' and '.join(alone)}."
     if len({claim.view for claim in statement.claims}) > 1:
         more += f" These limits are those of the view {statement.claims[0].view}."
-    more += " With a probability of δ at most, more may be learnt than that."
+    more += " δ allows for rare outcomes that ε does not bound; the percentages include it."
     if len(statement.claims) > 1:
         more += " The rows of the table describe the same answers: their ε do not add up."
     if any(claim.relation == "substitute" for claim in statement.claims) and unit != "client":

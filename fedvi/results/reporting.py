@@ -72,7 +72,7 @@ _FIRST_ORDER = (
     "a shift is an estimate: it takes out what the site said, to first order, and leaves the others' "
     "answers as they were, though without the site they would have been different"
 )
-_NOISED = "noise can make a share negative, or larger than all"
+_NOISED = "noise can make a share negative, or larger than 100 %"
 
 
 def gather(

@@ -364,7 +364,7 @@ def parse_study(raw: dict[str, Any]) -> Study:
         return Study.model_validate(raw)
     except pydantic.ValidationError as failure:
         wrong = [_explain(problem) for problem in _worth_telling(failure.errors())]
-        raise errors.together([*wrong, *_wrong_columns(raw)]) from None
+        raise errors.as_one([*wrong, *_wrong_columns(raw)]) from None
 
 
 def _check_values(raw: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ def with_lines(error: errors.ConfigError, text: str) -> errors.ConfigError:
     >>> print(with_lines(errors.ConfigError("study.seed is 'x'"), "[study]\\nseed = 'x'"))
     study.seed is 'x' (line 2)
     """
-    return errors.together([_with_line(one, text) for one in error.each or (error,)])
+    return errors.as_one([_with_line(one, text) for one in error.each or (error,)])
 
 
 def _with_line(error: errors.ConfigError, text: str) -> errors.ConfigError:

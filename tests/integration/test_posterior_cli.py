@@ -26,6 +26,7 @@ from fedvi.study import build
 from fedvi.study.config import parse_study
 from tests import forward_models
 from tests.integration.test_report import run_server
+from tests.joint_price import joint_epsilon
 from tests.sites import assembled, study_file
 from tests.studies import raw_study
 
@@ -226,7 +227,7 @@ def test_a_conjugate_model_has_its_parameters_by_name(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "draws.npz.json").read_text())
     # A server states no claim of its own, and here it left no ledger: that of the plan, of both sites.
     prices = {claim["relation"]: claim["epsilon"] for claim in told["claims"]}
-    assert 1.0 < prices["add_remove"] < 2.0
+    assert prices["add_remove"] == pytest.approx(joint_epsilon(1.0, 1e-5, 2), rel=0.02)
     assert told["claims"][0]["delta"] == 1e-5
     assert told["claims"][0]["releases"] is None
     assert "the word of whoever ran it: no ledger is in its folder" in said
@@ -323,7 +324,8 @@ def test_what_is_exported_is_priced_anew_and_says_from_what(copy: Path, tmp_path
     assert (added["relation"], substituted["relation"]) == ("add_remove", "substitute")
     # Three sites at ε = 4 that may hold the same record.
     assert added["epsilon"] < substituted["epsilon"]
-    assert 4.0 < substituted["epsilon"] < 12.0
+    expected = joint_epsilon(4.0, substituted["delta"], 3)
+    assert substituted["epsilon"] == pytest.approx(expected, rel=0.02)
     assert "priced anew from the ledgers" in told["basis"]
     changed(copy, lambda result: result["privacy"][1]["epsilon"].update(substitute=0.1))
     assert "the ledger of 'east' costs epsilon" in fedvi("posterior", copy, code=5).output

@@ -9,7 +9,7 @@ from fedvi.privacy.events import Event
 from fedvi.privacy.ledger import Budget, Ledger
 from fedvi.server.core.prices import price
 
-__all__ = ["Curve", "Spending"]
+__all__ = ["Curve", "Spending", "thinned"]
 
 _MOST_POINTS = 24
 
