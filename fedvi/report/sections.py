@@ -81,7 +81,10 @@ class Section(NamedTuple):
 
 
 def banner(contents: Contents) -> tuple[str, ...]:
-    """Returns the lines above everything: missing protection, marks, and warnings."""
+    """Returns the lines above everything: missing protection, marks, and warnings.
+
+    Whether the run settled is among them only without a verdict, which says so just below.
+    """
     found = []
     if not contents.protected:
         found.append(
@@ -91,7 +94,7 @@ def banner(contents: Contents) -> tuple[str, ...]:
     if contents.mark:
         found.append(f"MARKED: {contents.mark}")
     moved = moves_of(contents.rounds)
-    if len(moved) > 1 and not tables.has_settled(*moved[-1]):
+    if not contents.verdict and len(moved) > 1 and not tables.has_settled(*moved[-1]):
         found.append(as_sentence(last_of(moved)))
     return (*found, *(as_sentence(line) for line in contents.warnings))
 
