@@ -60,18 +60,20 @@ UNVETTED = "custom code: claim not vetted"
 POOLED = "the fit of all records together, without noise, made for comparison, which is in the run's folder"
 FLOAT_NOISE = "noise drawn in floating point, or from a known seed"
 PERSONS_AT_SEVERAL_SITES = (
-    "a person with records at several sites: the epsilons of these add up, and so do the deltas"
+    "a person with records at several sites, where every message is seen: the epsilons of these sites add "
+    "up, and so do their deltas"
 )
 PERSONS_IN_ONE_SUM = (
-    "a person with records at several sites: one noise then hides all of them, and the person's epsilon is "
-    "more than those of these sites added up"
+    "a person with records at several sites, where sums alone are seen: one noise hides all of the "
+    "person's records, and epsilon is more than those of these sites added up"
 )
 CLIENTS_TOGETHER = (
-    "data of several clients that change together: their epsilons add up, and so do the deltas"
+    "data of several clients that change together, where every message is seen: their epsilons add up, and "
+    "so do their deltas"
 )
 CLIENTS_IN_ONE_SUM = (
-    "data of several clients that change together: one noise then hides all of them, and their epsilon is "
-    "more than those of these clients added up"
+    "data of several clients that change together, where sums alone are seen: one noise hides all of them, "
+    "and epsilon is more than those of these clients added up"
 )
 AT_SEVERAL_SITES = (
     "a person who stands at one site as more than one {unit}: the price of all sites covers one at each",
