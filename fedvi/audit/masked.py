@@ -8,7 +8,10 @@ import base64
 import hashlib
 import hmac
 import json
+import math
+import struct
 from collections.abc import Mapping
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,12 +30,14 @@ from fedvi.federation.messages import (
     Reply,
     Request,
     Submit,
+    Tensor,
     Wait,
 )
 from fedvi.federation.whole_numbers import SHARES
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.agreement import Named
 from fedvi.privacy.ledger import Header
+from fedvi.privacy.noise_table import table
 from fedvi.privacy.shares import SEALED_BYTES
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core import openings
@@ -104,7 +109,13 @@ def _played(
     coordinator = Coordinator(spec, MemoryServerStore(), clock=lambda: now)
     signers = within_one_process(spec.clients)
     form = Form(
-        spec.study_digest, spec.clients, gather.shapes, gather.step, gather.bits, gather.sums
+        spec.study_digest,
+        spec.clients,
+        gather.shapes,
+        gather.step,
+        gather.bits,
+        gather.sums,
+        gather.top_up,
     )
     maskings, stores, links = {}, {}, {}
     for name in spec.clients:
@@ -150,8 +161,9 @@ def _worse(first: Finding, second: Finding) -> Finding:
 
 
 def _sum(spec: ServerSpec, found: _Round) -> Finding:
-    """Compares the fold of masked answers with a fold of the same answers without masks."""
+    """Compares the fold of masked answers with one of the same answers without masks."""
     assert spec.gather is not None
+    stays = _layers_that_stay(spec, missing=bool(found.late))
     open_spec = spec._replace(gather=spec.gather._replace(bits=None))
     now = 0.0
     coordinator = Coordinator(open_spec, MemoryServerStore(), clock=lambda: now)
@@ -160,7 +172,8 @@ def _sum(spec: ServerSpec, found: _Round) -> Finding:
         coordinator.handle(NextTask(name))
     for name, payload in found.plain.items():
         if name != found.late:
-            coordinator.handle(Submit(name, found.tasks[name].task_id, payload))
+            noised = _noised(spec, payload, _secret(found, name), stays)
+            coordinator.handle(Submit(name, found.tasks[name].task_id, noised))
     if found.late:
         now = _OVERDUE
         coordinator.tick()
@@ -171,9 +184,11 @@ def _sum(spec: ServerSpec, found: _Round) -> Finding:
         "a masked sum is the plain one",
         passed,
         "the same in every bit" if passed else "not the same",
-        "masks cancel, and the posterior equals that of a server that sees every answer"
+        "masks cancel, enough noise stays for the sites that are missing, and the posterior equals that of "
+        "a server that sees every answer"
         if passed
-        else "masks do not cancel: the folded sum is not the sum of the answers",
+        else "the folded sum is not that of the answers with the noise that was priced: masks do not "
+        "cancel, or too many or too few layers of noise were taken off",
     )
 
 
@@ -189,24 +204,22 @@ def _masks(spec: ServerSpec, found: _Round) -> Finding:
             np.rint(np.ravel(part) / gather.step)
             for _, part in sorted(codec.decode(found.plain[name])[0].items())
         ]
-        words = np.concatenate([*numbers, np.zeros(4)]).astype(np.int64).astype(unsigned)
+        words = np.concatenate([*numbers, np.zeros(4)]).astype(np.int64)
+        if openings.opens(spec):
+            layers = _layers(spec, _secret(found, name), len(gather.top_up.layers))
+            words[: len(layers)] += layers
+        words = words.astype(unsigned)
         held = found.held[name]
         digest = task_digest(bytes.fromhex(held["set_up"]), spec.study_digest, found.tasks[name])
         for index, other in enumerate(spec.clients):
             if index == own:
                 continue
-            # HKDF-Expand of RFC 5869, one block.
-            info = b"fedvi mask 1" + digest + b"\1"
-            secret = base64.b64decode(held["secrets"][other])
-            key = hmac.new(secret, info, hashlib.sha256).digest()
-            stream = (
-                Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(words.nbytes))
-            )
-            part = np.frombuffer(stream, unsigned)
+            key = _expanded(base64.b64decode(held["secrets"][other]), b"fedvi mask 1" + digest)
+            part = _stream(key, len(words), unsigned)
             words = words + part if index > own else words - part
         if openings.opens(spec):
-            seed = Cipher(ChaCha20(base64.b64decode(held["seed"]), bytes(16)), mode=None)
-            words = words + np.frombuffer(seed.encryptor().update(bytes(words.nbytes)), unsigned)
+            key = _expanded(_secret(found, name), b"fedvi self mask 1")
+            words = words + _stream(key, len(words), unsigned)
         sent = found.masked[name].tensors[0]
         if words.tobytes() != bytes(sent.data):
             wrong.append(name)
@@ -219,6 +232,85 @@ def _masks(spec: ServerSpec, found: _Round) -> Finding:
         if not wrong
         else f"the mask of {wrong[0]} is another: it may be one that can be guessed, or that was used",
     )
+
+
+def _layers_that_stay(spec: ServerSpec, missing: int) -> int:
+    """Counts the fewest layers with which the honest answers of a sum have the noise of a sum of all."""
+    gather, all_sites = spec.gather, len(spec.clients)
+    assert gather is not None
+    honest = all_sites - missing - gather.sums.colluding
+    # One draw of the table has the variance of one term of the base noise: of one, or of two.
+    square = gather.top_up.stride**2
+    share = Fraction(square, 1 if square == 1 else 1 + square)
+    variance, count = Fraction(1), 0
+    while honest * variance < all_sites - gather.sums.colluding and count < len(
+        gather.top_up.layers
+    ):
+        variance += sum(share / c**2 for c in gather.top_up.layers[count].divisors)
+        count += 1
+    return count
+
+
+def _noised(spec: ServerSpec, payload: Payload, secret: bytes, layers: int) -> Payload:
+    """Adds the first layers of a site's noise to its answer."""
+    gather = spec.gather
+    assert gather is not None
+    if not layers:
+        return payload
+    value, _ = codec.decode(payload)
+    noise, start, tensors = _layers(spec, secret, layers), 0, []
+    for name in sorted(value):
+        shape, size = value[name].shape, value[name].size
+        steps = np.rint(value[name] / gather.step) + noise[start : start + size].reshape(shape)
+        tensors.append(Tensor(name, "<f8", shape, (steps * gather.step).tobytes()))
+        start += size
+    return Payload(tuple(tensors), payload.event, codec.digest(payload.event, tensors))
+
+
+def _layers(spec: ServerSpec, secret: bytes, count: int) -> np.ndarray:
+    """Draws the sum of the first layers of a site's noise anew, number by number: int64, in steps."""
+    gather = spec.gather
+    assert gather is not None
+    alias, high, low = (row.tolist() for row in table("rounded_gaussian"))
+    total = [0] * gather.size
+    for number, layer in enumerate(gather.top_up.layers[:count]):
+        key = _expanded(secret, b"fedvi layer 1" + number.to_bytes(4, "big"))
+        encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+        for divisor in layer.divisors:
+            words = struct.unpack(f"<{gather.size}I", encryptor.update(bytes(4 * gather.size)))
+            for at, word in enumerate(words):
+                column = word % 2**16
+                coin, bar = word // 2**16 % 2**15, high[column] // 2**16
+                if coin == bar:
+                    continue
+                size = column if coin < bar else alias[column]
+                total[at] += (1 - 2 * (word >> 31)) * math.floor(size / divisor + 0.5)
+            # What is left of a threshold decides the few that tie, in order.
+            for at, word in enumerate(words):
+                column = word % 2**16
+                if word // 2**16 % 2**15 == high[column] // 2**16:
+                    first, second = struct.unpack("<2I", encryptor.update(bytes(8)))
+                    coin = first // 2**16 * 2**32 + second
+                    bar = high[column] % 2**16 * 2**32 + low[column]
+                    size = column if coin < bar else alias[column]
+                    total[at] += (1 - 2 * (word >> 31)) * math.floor(size / divisor + 0.5)
+    return np.array(total, np.int64) * gather.top_up.stride
+
+
+def _secret(found: _Round, name: str) -> bytes:
+    """Returns a site's secret of the round, as it is in its store; none where all must answer."""
+    return base64.b64decode(found.held[name].get("seed", ""))
+
+
+def _expanded(secret: bytes, info: bytes) -> bytes:
+    """HKDF-Expand of RFC 5869, one block."""
+    return hmac.new(secret, info + b"\1", hashlib.sha256).digest()
+
+
+def _stream(key: bytes, count: int, unsigned: str) -> np.ndarray:
+    size = count * np.dtype(unsigned).itemsize
+    content = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(size))
+    return np.frombuffer(content, unsigned)
 
 
 def _once(found: _Round) -> Finding:

@@ -42,7 +42,8 @@ class Public(NamedTuple):
       rate: the probability that a unit is in a batch.
       fixed: whether batches have a fixed size.
       batch, slots: of a batch of fixed size; else 0.
-      least_reporting, colluding: of the view "aggregate"; else 1 and 0.
+      least_reporting, colluding: of the view "aggregate", whose sums have the noise of so many answers, of
+        which so many are known; else 1 and 0.
       epsilon, delta, accountant: of the promise.
     """
 

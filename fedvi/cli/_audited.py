@@ -386,7 +386,7 @@ def _public(assembly: Assembly) -> prices.Public | None:
         fixed=bool(fixed),
         batch=fixed,
         slots=sampler.max_records if fixed else 0,
-        least_reporting=1 if sums is None else sums.least_reporting,
+        least_reporting=1 if sums is None else sums.noises,
         colluding=0 if sums is None else sums.colluding,
         epsilon=promise.epsilon,
         delta=budget.delta,

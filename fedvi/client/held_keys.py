@@ -33,7 +33,7 @@ class Held(NamedTuple):
       signing: this site's private key for signing sets; empty if all sites must answer.
       vouchers: site → its public key for signing sets.
       turn: this site's progress in its last round; None before the first, and if all sites must answer.
-      seed: the key of its self mask of that round; empty once it is opened.
+      seed: its secret of that round, for self mask and layers of noise; empty once it is opened.
       opening: its opening of that round, so that a repeated request gets the same bytes.
     """
 

@@ -33,12 +33,13 @@ from fedvi.federation.messages import (
 )
 from fedvi.federation.whole_numbers import LARGEST, MASKED, SHARES, whole
 from fedvi.privacy import ledger as ledgers
-from fedvi.privacy import masks, pairs, shares
+from fedvi.privacy import masks, pairs, shares, top_up
 from fedvi.privacy.agreement import Terms
 from fedvi.privacy.certificates import Certificate
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.pairs import Keys, Member
 from fedvi.privacy.sums import Sums
+from fedvi.privacy.top_up import TopUp
 from fedvi.store.base import ClientStore
 from fedvi.transport import codec
 from fedvi.transport.memory import Link
@@ -47,7 +48,7 @@ from fedvi.updates.base import Task
 
 __all__ = ["Form", "MaskedLink", "Masking", "task_digest"]
 
-_FORM = "fedvi keys 1"
+_FORM = "fedvi keys 2"
 
 _VOUCHER_BYTES = 32
 
@@ -62,6 +63,7 @@ class Form(NamedTuple):
       step: of the grid that their numbers are on.
       bits: length of a masked word.
       sums: how many must answer, and how many may collude with the server.
+      top_up: the layers of noise that make up for missing sites.
     """
 
     study_digest: str
@@ -70,6 +72,7 @@ class Form(NamedTuple):
     step: float
     bits: int
     sums: Sums
+    top_up: TopUp = top_up.NONE
 
     @property
     def opens(self) -> bool:
@@ -78,7 +81,7 @@ class Form(NamedTuple):
 
     def terms(self, set_up: str) -> Terms:
         """Returns the terms that all sites agreed on; ``set_up`` is the digest of their keys."""
-        least, colluding = self.sums
+        least, colluding = self.sums.least_reporting, self.sums.colluding
         return Terms(self.study_digest, set_up, self.clients, colluding, least)
 
 
@@ -200,11 +203,7 @@ class Masking:
         if held is None or self._stage <= 2:
             raise errors.ProtocolError("an answer cannot be masked before the sites agreed on keys")
         value, _ = codec.decode(payload)
-        numbers = whole(value, self._form.shapes, self._form.step)
-        if np.abs(numbers).max(initial=0.0) * len(self._form.clients) >= LARGEST:
-            raise errors.PrivacyError(
-                f"the answer to task {task.task_id!r} holds numbers too large to be added up"
-            )
+        numbers = whole(value, self._form.shapes, self._form.step).astype(np.int64)
         digest = task_digest(bytes.fromhex(held.set_up), self._form.study_digest, task)
         before_it = held
         sealed: list[bytes] = []
@@ -215,11 +214,18 @@ class Masking:
         if held != before_it:
             # Save the keys before an answer masked with them is sealed, or it could not be opened.
             self._save(held)
+        if sealed:
+            layers = top_up.layer_keys(held.seed, range(len(self._form.top_up.layers)))
+            numbers = numbers + self._form.top_up.total(layers, len(numbers))
+        if np.abs(numbers).max(initial=0) * len(self._form.clients) >= LARGEST:
+            raise errors.PrivacyError(
+                f"the answer to task {task.task_id!r} holds numbers too large to be added up"
+            )
         keys = {name: pairs.mask_key(held.secrets[name], digest) for name in self._others}
         behind = [keys[name] for name in self._form.clients[self._own + 1 :]]
         before = [keys[name] for name in self._form.clients[: self._own]]
-        behind += [held.seed] if sealed else []
-        words = masks.mask(numbers.astype(np.int64), behind, before, self._form.bits)
+        behind += [top_up.self_mask_key(held.seed)] if sealed else []
+        words = masks.mask(numbers, behind, before, self._form.bits)
         content = words.astype(f"<u{self._form.bits // 8}").tobytes()
         tensors = [Tensor(MASKED, f"<i{self._form.bits // 8}", words.shape, content)]
         if sealed:
@@ -250,7 +256,7 @@ class Masking:
                 part, certificate = KeyPart(CLOSING[0], content), None
             else:
                 held, content, certificate = opening.opened(
-                    terms, self._client, held, sealed, reply.parts
+                    terms, self._client, held, sealed, reply.parts, self._form.top_up
                 )
                 part = KeyPart(CLOSING[1], content)
             self._save(held, certificate)

@@ -1,9 +1,11 @@
 """A site's part in opening the sum of a round that some sites did not answer.
 
-- *Mask*: c_u = y_u + stream(b_u) ± streams of all pairs; b_u is split into shares, sealed one per site.
+- *Mask*: c_u = y_u + layers of noise + stream(b_u) ± streams of all pairs. b_u and the keys of the layers
+  are derived from one secret a round, which is split into shares, sealed one per site.
 - *Sign*: only one set of answering sites in each round.
-- *Open*, for a set with a certificate: b_u, the pair keys with the sites outside it, and the shares of the
-  sites inside it; then the keys of the round are erased.
+- *Open*, for a set with a certificate. If it holds all sites: the secret, and the shares of all others.
+  Else: b_u, the pair keys with the sites outside, and the keys of the layers that the sum needs no more.
+  Then the keys of the round are erased.
 
 Each function takes the keys held, and returns the keys to store before its other results may leave.
 Which set may be signed and opened: ``fedvi.privacy.agreement``. Proof: docs/proofs/secure_sums.md.
@@ -17,15 +19,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedvi import errors
 from fedvi.client.held_keys import Held, ratcheted
-from fedvi.privacy import agreement, certificates, pairs, shares
+from fedvi.privacy import agreement, certificates, pairs, shares, top_up
 from fedvi.privacy.agreement import Terms, Turn
 from fedvi.privacy.certificates import Certificate
+from fedvi.privacy.top_up import TopUp
 
 __all__ = ["begun", "opened", "signature"]
 
 
 def begun(terms: Terms, own: str, held: Held, visit: int, task: bytes) -> tuple[Held, list[bytes]]:
-    """Draws the key of a site's self mask for a round, and splits it into shares for all other sites.
+    """Draws a site's secret of a round, and splits it into shares for all other sites.
 
     Args:
       terms: of the study.
@@ -71,7 +74,12 @@ def signature(
 
 
 def opened(
-    terms: Terms, own: str, held: Held, sealed: str | None, parts: Sequence[bytes]
+    terms: Terms,
+    own: str,
+    held: Held,
+    sealed: str | None,
+    parts: Sequence[bytes],
+    layers: TopUp,
 ) -> tuple[Held, bytes, Certificate | None]:
     """Opens a site's part of a sum whose set has a certificate.
 
@@ -79,6 +87,7 @@ def opened(
       terms, own, held, sealed: as in `signature`.
       parts: the set; then, of each site in it, its signature or nothing; then, of each site in it, its
         share for this site.
+      layers: of the study's answers.
 
     Returns:
       The keys to store before the opening leaves, without those of the round; the opening, the same bytes
@@ -113,17 +122,24 @@ def opened(
     certificate = Certificate(terms, turn.visit, turn.task, text, keys, signatures)
     task, given = bytes.fromhex(turn.task), dict(zip(inside, parts[1 + len(inside) :], strict=True))
     outside = [name for name in terms.clients if name not in inside]
-    opening = b"".join(
-        (
-            held.seed,
-            *(pairs.mask_key(held.secrets[name], task) for name in outside),
-            *(
-                shares.unseal(pairs.share_key(held.secrets[name], task, name), given[name], name)
-                for name in inside
-                if name != own
-            ),
+    # Each share is looked at even if it is kept back: it shows that all in the set answered this task.
+    unsealed = [
+        shares.unseal(pairs.share_key(held.secrets[name], task, name), given[name], name)
+        for name in inside
+        if name != own
+    ]
+    if outside:
+        # The secret would open the layers that the sum needs, so neither it nor a share of one leaves.
+        unneeded = range(layers.kept(len(outside)), len(layers.layers))
+        opening = b"".join(
+            (
+                top_up.self_mask_key(held.seed),
+                *(pairs.mask_key(held.secrets[name], task) for name in outside),
+                *(key for _, key in top_up.layer_keys(held.seed, unneeded)),
+            )
         )
-    )
+    else:
+        opening = b"".join((held.seed, *unsealed))
     after = ratcheted(held, turn.visit + 1)
     return after._replace(turn=turn, seed=b"", opening=opening), opening, certificate
 

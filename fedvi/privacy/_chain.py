@@ -75,7 +75,8 @@ class Header(NamedTuple):
       records_public: whether the number of records is published, so that add_remove is not claimed.
       max_records: the declared largest number of units at a client.
       rows_per_unit: how many rows of one unit are used, at most; None where a unit is one row.
-      least_reporting, colluding: for the view "aggregate", see `fedvi.privacy.sums.Sums`; else None.
+      least_reporting, colluding, topped_up: for the view "aggregate", see `fedvi.privacy.sums.Sums`; else
+        None, and 0.
       secure: for the view "aggregate", whether answers are masked. Entries then hold the digests of
         masked messages, and the server is not trusted. False for other views.
       fixed_sizes: for ``DPSVI`` with full batches, whether all sizes behind a release follow from
@@ -105,6 +106,7 @@ class Header(NamedTuple):
     colluding: int | None = None
     fixed_sizes: bool = False
     secure: bool = False
+    topped_up: int = 0
 
     @property
     def mark(self) -> str:
@@ -113,10 +115,10 @@ class Header(NamedTuple):
 
     @property
     def sums(self) -> Sums | None:
-        """The two numbers of the view "aggregate"; None for other views."""
+        """The numbers of the view "aggregate"; None for other views."""
         if self.least_reporting is None or self.colluding is None:
             return None
-        return Sums(self.least_reporting, self.colluding)
+        return Sums(self.least_reporting, self.colluding, self.topped_up)
 
 
 class Entry(NamedTuple):
@@ -314,9 +316,10 @@ def _check_view(header: Header) -> None:
             f"{given[1]}, expected both numbers under the view 'aggregate', and none otherwise"
         )
     if header.sums is None:
-        if header.secure:
+        if header.secure or header.topped_up:
             raise LedgerError(
-                f"the header: `secure` is true and `view` is {header.view!r}, expected 'aggregate'"
+                f"the header: `secure` or `topped_up` is set and `view` is {header.view!r}, expected "
+                "'aggregate'"
             )
         return
     whole = all(type(value) is int for value in given)
@@ -324,6 +327,12 @@ def _check_view(header: Header) -> None:
         raise LedgerError(
             f"the header: `colluding` is {given[1]!r}, expected a whole number of at least 0 and below "
             f"`least_reporting`, {given[0]!r}"
+        )
+    clients = header.topped_up
+    if type(clients) is not int or (clients and not (header.secure and clients > header.sums[0])):
+        raise LedgerError(
+            f"the header: `topped_up` is {clients!r}, expected 0 or, where answers are masked, a number of "
+            f"clients above `least_reporting`, {given[0]!r}"
         )
 
 
@@ -410,8 +419,8 @@ def _header_fields(header: Header) -> dict[str, Any]:
     fields = header._asdict()
     fields["planned"] = None if header.planned is None else to_json(header.planned)
     # Left out if unused, so that headers of earlier versions keep their hashes.
-    for name in ("least_reporting", "colluding", "fixed_sizes", "secure"):
-        if fields[name] is None or fields[name] is False:
+    for name in ("least_reporting", "colluding", "fixed_sizes", "secure", "topped_up"):
+        if fields[name] == Header._field_defaults[name]:
             del fields[name]
     return fields
 

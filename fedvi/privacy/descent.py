@@ -13,6 +13,7 @@ from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.ledger import Budget, Header
 from fedvi.privacy.mechanisms import _alias
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
+from fedvi.privacy.noise_table import variance
 from fedvi.privacy.runs import Keeper, Runs
 from fedvi.privacy.spoken import Speaks, Summary, facts, up
 
@@ -122,7 +123,7 @@ class Descent(Speaks):
             (
                 2**power
                 for power in range(_alias.FINEST.bit_length())
-                if math.sqrt(_alias.variance(2**power)) / self.mechanism.noise_multiplier >= steps
+                if math.sqrt(variance(2**power)) / self.mechanism.noise_multiplier >= steps
             ),
             _alias.FINEST,
         )

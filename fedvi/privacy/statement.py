@@ -24,6 +24,7 @@ from fedvi.privacy.sums import (
     MASKED,
     NO_SERVER,
     SIGNED_ONCE,
+    TOPPED_UP,
     of_messages,
     with_sums,
 )
@@ -290,11 +291,13 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
             f"the number of {unit}s at each client is public, so no epsilon is stated for one more or less"
         )
     if seen_in_sums and header.sums is not None:
-        least, colluding = header.sums
+        least, colluding, topped_up = header.sums
         lines += [NO_SERVER, ENROLLED] if header.secure else [caveats.TRUSTED]
         lines.append(caveats.UNDER_COVER.format(least=least, colluding=colluding))
         if header.secure:
             lines.append(SIGNED_ONCE.format(colluding=colluding))
+        if topped_up:
+            lines.append(TOPPED_UP.format(clients=topped_up))
     return tuple(lines)
 
 

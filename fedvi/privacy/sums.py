@@ -4,7 +4,7 @@
     sum      Σ x_m + noise of s·√k, k ≥ k_min     published; nothing else of the messages is
 
 Ledgers charge messages, at noise multiplier s. An observer who sees only sums, and knows the noise of at
-most t clients, faces a noise multiplier of s·√(k_min − t).
+most t clients, faces a noise multiplier of s·√(k_min − t); where answers are topped up, of s·√(n − t).
 """
 
 import dataclasses
@@ -32,6 +32,7 @@ __all__ = [
     "MASKED",
     "NO_SERVER",
     "SIGNED_ONCE",
+    "TOPPED_UP",
     "SeenInSums",
     "Sums",
     "in_sum",
@@ -60,6 +61,11 @@ SIGNED_ONCE = (
     "works with more"
 )
 
+TOPPED_UP = (
+    "each answer holds more noise than its own share: where some of the {clients} sites are missing, those "
+    "that answered leave enough of it in the sum to make up for the noise of the others"
+)
+
 
 class Sums(NamedTuple):
     """The numbers that a study with the view "aggregate" fixes in advance; public.
@@ -68,15 +74,24 @@ class Sums(NamedTuple):
       least_reporting: k_min; a round with fewer answers is abandoned, and nothing of it is published.
       colluding: t, how many clients may share their noise and answers with the observer, or be the
         observer. Every participant knows its own, so t is at least 1 unless all observers are outsiders.
+      topped_up: n, if answers have layers of noise that make up for missing clients (``top_up``), so that
+        each sum has the noise of a sum over all n; 0 if noise is fixed for the fewest answers.
     """
 
     least_reporting: int
     colluding: int
+    topped_up: int = 0
+
+    @property
+    def noises(self) -> int:
+        """How many messages' noise a sum has at least: that of the fewest answers or, topped up, of n."""
+        return self.topped_up or self.least_reporting
 
     @property
     def honest(self) -> int:
-        """k_min − t: the least number of independent noise terms that the observer cannot subtract."""
-        return self.least_reporting - self.colluding
+        """The least number of noises in a sum that the observer cannot subtract; below 1, none is left."""
+        left = self.least_reporting - self.colluding
+        return self.noises - self.colluding if left > 0 else left
 
 
 @functools.lru_cache(maxsize=4096)
@@ -173,7 +188,7 @@ def with_sums(accountant: Accountant, sums: Sums | None) -> Accountant:
     """
     if sums is None:
         return accountant
-    if not 1 <= sums.honest <= sums.least_reporting:
+    if sums.colluding < 0 or sums.honest < 1:
         raise ConfigError(
             f"colluding is {sums.colluding}, expected at least 0 and below least_reporting, "
             f"{sums.least_reporting}",

@@ -27,6 +27,7 @@ from fedvi.expfam import tree
 from fedvi.expfam.mapped_arrays import windows
 from fedvi.privacy import events, ledger
 from fedvi.privacy.sums import Sums
+from fedvi.privacy.top_up import Layer, TopUp
 from fedvi.server.core.protocol import ServerSpec
 from fedvi.server.core.sum_rounds import Gather
 from fedvi.store import blobs, files
@@ -389,12 +390,24 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
 
 def _noted_gather(gather: Gather) -> dict[str, Any]:
     shapes = {name: list(shape) for name, shape in gather.shapes.items()}
-    return {**gather._asdict(), "sums": gather.sums._asdict(), "shapes": shapes}
+    stride, layers = gather.top_up
+    top_up = {"stride": stride, "layers": [layer._asdict() for layer in layers]}
+    return {
+        **gather._asdict(),
+        "sums": gather.sums._asdict(),
+        "shapes": shapes,
+        "top_up": top_up,
+    }
 
 
 def _gather(noted: Mapping[str, Any]) -> Gather:
     shapes = {name: tuple(shape) for name, shape in noted["shapes"].items()}
-    return Gather(Sums(**noted["sums"]), noted["step"], shapes, noted["bits"])
+    layers = noted.get("top_up", {"stride": 1, "layers": []})
+    top_up = TopUp(
+        layers["stride"],
+        tuple(Layer(raw["missing"], tuple(raw["divisors"])) for raw in layers["layers"]),
+    )
+    return Gather(Sums(**noted["sums"]), noted["step"], shapes, noted["bits"], top_up)
 
 
 def _computed(study_path: Path) -> ServerPlan:

@@ -71,7 +71,9 @@ def client_worker(
             )
         names = assembly.clients
         shapes, step = gather.shapes, gather.step
-        form = Form(assembly.study.digest, names, shapes, step, gather.bits, gather.sums)
+        form = Form(
+            assembly.study.digest, names, shapes, step, gather.bits, gather.sums, gather.top_up
+        )
         masking = Masking(client, form, signer, store, roster, tell)
         link, mask = MaskedLink(link, masking), masking.mask
     return Worker(

@@ -12,7 +12,7 @@ from fedvi.expfam import tree
 from fedvi.federation import damping
 from fedvi.federation.progress import Patience, Schedule
 from fedvi.models.capabilities import HasOutcome
-from fedvi.privacy import accountants, events, ledger, masks
+from fedvi.privacy import accountants, events, ledger, masks, top_up
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.caveats import UNVETTED
@@ -377,14 +377,17 @@ def _gather(study: Study, family: Any, made: noising.Made, schedule: Schedule) -
             'may be beyond 2**53 steps of the noise\'s grid, beside privacy.view = "aggregate"',
             "use smaller batches, or fewer clients",
         )
-    bits = None
+    bits, layers = None, top_up.NONE
     if study.aggregation.secure:
         if study.sums.least_reporting < len(study.clients):
             _check_may_be_missing(study, state, schedule)
         # The noise of a run never comes near 64 of its standard deviations.
         tail = 64.0 * (made.noise_multiplier or 0.0) * (made.solver.clip_norm or 0.0) / made.step
+        if made.noise_multiplier:
+            layers = noising.layers_of(study, made.fineness)
+            tail *= math.sqrt(layers.variance(len(layers.layers)))
         bits = masks.width((most + tail) * len(study.clients))
-    return Gather(study.sums, made.step, dict(made.solver.adds_up), bits)
+    return Gather(study.sums, made.step, dict(made.solver.adds_up), bits, layers)
 
 
 def _check_may_be_missing(study: Study, state: Any, schedule: Schedule) -> None:

@@ -179,9 +179,10 @@ class Study(BaseSection):
         if privacy.view == "message":
             return None
         least, colluding = privacy.least_reporting, privacy.colluding
-        return Sums(
-            len(self.clients) if least is None else least, 1 if colluding is None else colluding
-        )
+        count = len(self.clients)
+        least = count if least is None else least
+        tops_up = self.aggregation.secure and least < count
+        return Sums(least, 1 if colluding is None else colluding, count if tops_up else 0)
 
     @property
     def kinds(self) -> dict[str, str]:

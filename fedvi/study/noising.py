@@ -12,9 +12,11 @@ from fedvi.federation.progress import Schedule
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model
-from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling
+from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling, top_up
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.delta_parts import with_tables
+from fedvi.privacy.noise_table import TABLE_DISTANCE
+from fedvi.privacy.top_up import TopUp
 from fedvi.study import factories
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
@@ -60,6 +62,7 @@ class Made(NamedTuple):
     table_distance: float = 0.0
     remake: Callable[..., LocalSolver] | None = None
     step: float | None = None
+    fineness: int = 1
     # The ε of the whole study, if the noise was calibrated.
     spent: float | None = None
 
@@ -139,7 +142,8 @@ def solver_of(
     if budget is not None:
         # A published sum contains the noise of all clients that answered.
         noises = 1 if study.sums is None else len(study.clients)
-        distance = noises * _table_distance(noised_by(_FINEST), build(1.0))
+        finest = noised_by(_FINEST)
+        distance = noises * _table_distance(finest, build(1.0), _layer_draws(study))
         accountant = with_tables(budget.accountant, distance)
         budget = dataclasses.replace(budget, accountant=accountant)
         _check_pairing(study, accountant, total(1.0))
@@ -159,19 +163,39 @@ def solver_of(
         table_distance=distance,
         remake=functools.partial(build, chosen),
         step=None if grid is None else grid.step,
+        fineness=getattr(noised_by(chosen), "fineness", 1),
         spent=spent,
     )
 
 
-def _table_distance(mechanism: Mechanism, solver: LocalSolver) -> float:
+def layers_of(study: Study, fineness: int) -> TopUp:
+    """Returns the layers of noise that make up for missing sites; none where all must answer."""
+    if study.sums is None or not study.sums.topped_up:
+        return top_up.NONE
+    least, colluding, clients = study.sums
+    return top_up.planned(clients, colluding, least, fineness)
+
+
+def _layer_draws(study: Study) -> int:
+    """Bounds how many draws from the noise table the layers of one number take, whatever the noise."""
+    finer = (2**power for power in range(int(_FINEST).bit_length()))
+    return max(layers_of(study, fineness).draws for fineness in finer)
+
+
+def _table_distance(mechanism: Mechanism, solver: LocalSolver, layers: int) -> float:
     """Bounds the total variation between one noised sum and the law that is priced.
 
     For a mechanism that draws from a table, ``distance`` is that of one draw. A sum has one draw for each
     of its numbers, or for each entry of a square of which only a triangle is used, which is less than twice
     as many. More numbers may be noised than sent, if a site keeps some to itself.
+
+    Args:
+      mechanism, solver: as the study builds them.
+      layers: how many more draws a number takes; see ``top_up``.
     """
     count = solver.number_count if solver.noised_count is None else solver.noised_count
-    return 2 * count * float(getattr(mechanism, "distance", 0.0))
+    distance = float(getattr(mechanism, "distance", 0.0))
+    return 2 * count * (distance + (layers * TABLE_DISTANCE if distance else 0.0))
 
 
 def _check_noise(noise: Any) -> None:

@@ -84,6 +84,7 @@ class Fold(NamedTuple):
       asked: client whose answer was folded now → the η that its task carried.
       damping: the step s of this fold.
       surveys: of the clients whose answer was a survey, see ``Change``.
+      noise: the variance of the noise of one answer, in units of what its mechanism adds.
     """
 
     prior: Eta
@@ -93,6 +94,7 @@ class Fold(NamedTuple):
     asked: Mapping[str, Eta]
     damping: float
     surveys: Mapping[str, GaussianEta] = MappingProxyType({})
+    noise: float = 1.0
 
 
 class Standing(NamedTuple):
@@ -121,6 +123,7 @@ class Standing(NamedTuple):
         folds, the latest weighing most.
       jitter: the largest change of a mean, in posterior sds, that noise alone makes in a round, except in
         about one round in a hundred; 0 if it is not computed.
+      noise: the largest ``Fold.noise`` so far.
     """
 
     handed_out: Eta
@@ -136,6 +139,7 @@ class Standing(NamedTuple):
     gradient: GaussianEta | None = None
     surprise: float = 0.0
     jitter: float = 0.0
+    noise: float = 1.0
 
 
 class Shard(NamedTuple):

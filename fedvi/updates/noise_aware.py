@@ -100,6 +100,8 @@ def of_sites(
     the shrinkage of eigenvalues is Gavish and Donoho (2017), arXiv:1405.7511, for the
     Frobenius norm, here of a symmetric matrix; averaging is Shamir and Zhang (2013), arXiv:1212.1824.
     """
+    louder = math.sqrt(fold.noise)
+    gradient_sd, curvature_sd = gradient_sd * louder, curvature_sd * louder
     at = None if before is None else before.coordinates
     if survey is not None and at is None:
         return _surveyed(family, fold, gradient_sd, survey)
@@ -438,7 +440,7 @@ def of_changes(family: Any, fold: Fold, before: Standing | None, *, noise_sd: fl
     if noise_sd > 0.0:
         frame = PriorFrame(*family.location_root(fold.prior))
         centre = frame.location(family.moments(_handed_out(family, fold, before))[0])
-        variance = noise_sd**2 * squares
+        variance = noise_sd**2 * squares * fold.noise
         known, shift = frame.inward(fold.known), frame.inward(likelihood)
         drowned = variance * (1.0 + centre @ centre)
         if shift.J.ndim == 1:

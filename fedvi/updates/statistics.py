@@ -134,7 +134,7 @@ def stand_statistics(
             last = centres.get(name, place)
             centres[name] = last + step / (1.0 - gone) * (place - last)
     squares = sum(left for left, _ in weights.values())
-    left = {name: sd * math.sqrt(squares) for name, sd in noise.items()}
+    left = {name: sd * math.sqrt(squares * fold.noise) for name, sd in noise.items()}
     if centred is not None and centres:
         factors = [fold.factors[name] for name in centres]
         found = centred.about(factors, list(centres.values()), left)

@@ -1,13 +1,10 @@
-"""Draws integer noise from alias tables, and holds the code that all mechanisms on a grid share.
+"""Draws integer noise from alias tables in JAX, and holds the code that all mechanisms on a grid share.
 
 The running time depends on the values drawn: a table lookup is not constant-time, and one draw in 2¹⁵
 needs an extra step. Attackers who time a client's memory or computation are out of scope.
 """
 
 import functools
-import hashlib
-import importlib.resources
-import io
 import math
 from fractions import Fraction
 from typing import Any
@@ -20,24 +17,18 @@ from jax import lax
 
 from fedvi import errors
 from fedvi.privacy.base import Grid
+from fedvi.privacy.noise_table import table, variance
 from fedvi.typing import Key
 
 __all__ = [
     "FINEST",
     "LEAST_NOISE",
-    "SIGMA",
-    "TABLE_DISTANCE",
     "check_fineness",
     "check_noise",
     "draw",
     "grid",
     "perturb",
-    "table",
-    "variance",
 ]
-
-SIGMA = 4096
-"""σ of a table's law, in steps of the grid."""
 
 FINEST = 256
 """The largest fineness: σ = 4096 is then 16 strides, and the error of the stride below e⁻⁵⁰⁰⁰."""
@@ -45,36 +36,9 @@ FINEST = 256
 LEAST_NOISE = 0.1
 """The smallest noise multiplier on a grid: below it ε exceeds 50, and sums need many bits."""
 
-TABLE_DISTANCE = 2.0**-63
-"""Bound on the total variation between one table draw and its law; proof: docs/proofs/alias_table.md."""
-
 _MASK = 2**16 - 1
 _LARGEST = _MASK
 _LARGEST_BOUND = 2**52  # squared norms below it are checked exactly in float64
-_DIGESTS = {
-    "rounded_gaussian": "91c6f294aa2b329148141dcd1ef216a0c5c17c1499e9703896143dfd8c710764",
-    "discrete_gaussian": "de74e862263337d8f82c6080518e3de40661f4a980324cc3e1c26439cafd7c31",
-}
-
-
-@functools.cache
-def table(law: str) -> npt.NDArray[np.uint32]:
-    """Loads an alias table: uint32 [3, 2¹⁶], rows alias, threshold >> 32, threshold mod 2³².
-
-    Raises:
-      PrivacyError: if the file is not the one that the proof covers.
-    """
-    package = importlib.resources.files("fedvi.privacy.mechanisms")
-    data = package.joinpath(f"{law}.npy").read_bytes()
-    found = hashlib.sha256(data).hexdigest()
-    if found != _DIGESTS[law]:
-        raise errors.PrivacyError(
-            f"the noise table {law}.npy has SHA-256 {found}, expected {_DIGESTS[law]}",
-            "the installation is damaged: install fedvi again",
-        )
-    loaded: npt.NDArray[np.uint32] = np.load(io.BytesIO(data), allow_pickle=False)
-    loaded.setflags(write=False)
-    return loaded
 
 
 # Jitted, so that calls outside a trace do not compile the loop again.
@@ -175,11 +139,6 @@ def check_fineness(fineness: int | None, noise_multiplier: float) -> int:
             f"fineness is {fineness}, expected a power of two from 1 to {FINEST}"
         )
     return fineness
-
-
-def variance(fineness: int) -> int:
-    """Returns σ² of the noise in steps: SIGMA² for one draw, (1 + M²)·SIGMA² for a + M·b."""
-    return SIGMA**2 * (1 if fineness == 1 else 1 + fineness**2)
 
 
 def grid(noise_multiplier: float, clip_norm: float, fineness: int, terms: int = 1) -> Grid | None:

@@ -10,6 +10,7 @@ from fedvi import errors
 from fedvi.privacy import events
 from fedvi.privacy.base import Grid, Shift
 from fedvi.privacy.mechanisms import _alias
+from fedvi.privacy.noise_table import TABLE_DISTANCE, variance
 from fedvi.typing import Key
 
 __all__ = ["DiscreteGaussian", "discrete_gaussian"]
@@ -50,7 +51,7 @@ class DiscreteGaussian:
         """
         if self.noise_multiplier == 0.0:
             return 0.0
-        return _alias.TABLE_DISTANCE * self.terms * (1 if self.fineness == 1 else 2)
+        return TABLE_DISTANCE * self.terms * (1 if self.fineness == 1 else 2)
 
     def grid(self, clip_norm: float) -> Grid | None:
         """Returns the grid: g = σ·C / (√terms · σ_int); None without noise."""
@@ -64,7 +65,7 @@ class DiscreteGaussian:
 
     def event(self, shift: Shift) -> events.Event:
         """Returns the discrete Gaussian event of the sum of all shares, shifts in clip norms."""
-        exponent = math.pi**2 * _alias.variance(self.fineness)
+        exponent = math.pi**2 * variance(self.fineness)
         # Each of the terms − 1 summands is at most exp(−π²σ²), which is below the least float.
         least = max(math.exp(-exponent), sys.float_info.min)
         slack = 10.0 * (self.terms - 1) * least * math.sqrt(self.size)

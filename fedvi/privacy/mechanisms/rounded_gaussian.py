@@ -7,12 +7,10 @@ from typing import Any, ClassVar
 from fedvi.privacy import events
 from fedvi.privacy.base import Grid, Shift
 from fedvi.privacy.mechanisms import _alias
+from fedvi.privacy.noise_table import TABLE_DISTANCE
 from fedvi.typing import Key
 
-__all__ = ["TABLE_DISTANCE", "RoundedGaussian", "rounded_gaussian"]
-
-TABLE_DISTANCE = _alias.TABLE_DISTANCE
-"""Bound on the total variation between one table draw and its law; × draws × (1 + eᵋ) enters δ."""
+__all__ = ["RoundedGaussian", "rounded_gaussian"]
 
 
 @dataclasses.dataclass(frozen=True)

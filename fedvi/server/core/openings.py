@@ -10,12 +10,13 @@ only a set that T sites signed. Proof: docs/proofs/secure_sums.md.
 
 import functools
 import json
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from fedvi import errors
 from fedvi.federation.messages import CLOSING, KeyPart, Payload
 from fedvi.federation.whole_numbers import SHARES
-from fedvi.privacy import agreement, shares
+from fedvi.privacy import agreement, shares, top_up
 from fedvi.privacy.agreement import Named
 from fedvi.privacy.masks import KEY_BYTES
 from fedvi.server.core import kept
@@ -42,10 +43,16 @@ _SIGNATURE_BYTES = 64
 
 
 class Streams(NamedTuple):
-    """Keys of the mask streams that did not cancel in a sum: those added, and those subtracted."""
+    """Keys of what did not cancel in a sum.
+
+    Attributes:
+      added, subtracted: of mask streams.
+      surplus: (layer, key) of noise that the sum needs no more; see ``top_up``.
+    """
 
     added: tuple[bytes, ...] = ()
     subtracted: tuple[bytes, ...] = ()
+    surplus: tuple[tuple[int, bytes], ...] = ()
 
     def __repr__(self) -> str:
         return "Streams()"
@@ -172,7 +179,9 @@ def post(spec: ServerSpec, state: ServerState, client: str, part: KeyPart) -> Se
     length = _SIGNATURE_BYTES
     if stage == _OPENED:
         outside = len(spec.clients) - len(inside)
-        length = shares.SECRET_BYTES + outside * KEY_BYTES + (len(inside) - 1) * shares.SHARE_BYTES
+        length = shares.SECRET_BYTES + (len(inside) - 1) * shares.SHARE_BYTES
+        if outside:
+            length = KEY_BYTES * (1 + outside + len(_surplus(spec, outside)))
     if len(part.content) != length:
         raise errors.ProtocolError(
             f"client {client!r} sent {len(part.content)} bytes to open a sum, expected {length}"
@@ -185,33 +194,50 @@ def post(spec: ServerSpec, state: ServerState, client: str, part: KeyPart) -> Se
 
 
 def streams(spec: ServerSpec, state: ServerState) -> Streams:
-    """Computes, from the openings, the mask streams that are left in the sum of the set's answers.
+    """Computes, from the openings, the mask streams and the surplus noise in the sum of the set's answers.
 
     Raises:
       ProtocolError: shares do not belong together.
     """
     inside, order = _named(state).clients, spec.clients.index
     outside = [name for name in spec.clients if name not in inside]
-    end = shares.SECRET_BYTES + len(outside) * KEY_BYTES
     sent = {n: state.keys[f"{_OPENED}/{n}"] for n in inside if f"{_OPENED}/{n}" in state.keys}
+    layers = _surplus(spec, len(outside))
     added: list[bytes] = []
     subtracted: list[bytes] = []
-    for name in inside:
-        if name in sent:
-            added.append(sent[name][: shares.SECRET_BYTES])
-            for other, start in zip(
-                outside, range(shares.SECRET_BYTES, end, KEY_BYTES), strict=True
-            ):
-                into = added if order(other) > order(name) else subtracted
-                into.append(sent[name][start : start + KEY_BYTES])
-            continue
-        held = {}
-        for holder, opening in sent.items():
-            at = [other for other in inside if other != holder].index(name)
-            start = end + at * shares.SHARE_BYTES
-            held[order(holder)] = opening[start : start + shares.SHARE_BYTES]
-        added.append(shares.joined(held, _threshold(spec)))
-    return Streams(tuple(added), tuple(subtracted))
+    surplus: list[tuple[int, bytes]] = []
+    if not outside:
+        for name in inside:
+            secret = _secret(spec, inside, sent, name)
+            added.append(top_up.self_mask_key(secret))
+            surplus += top_up.layer_keys(secret, layers)
+        return Streams(tuple(added), (), tuple(surplus))
+    for name, opening in sent.items():
+        own, *keys = (opening[at : at + KEY_BYTES] for at in range(0, len(opening), KEY_BYTES))
+        added.append(own)
+        for other, key in zip(outside, keys, strict=False):
+            (added if order(other) > order(name) else subtracted).append(key)
+        surplus += zip(layers, keys[len(outside) :], strict=True)
+    return Streams(tuple(added), tuple(subtracted), tuple(surplus))
+
+
+def _secret(spec: ServerSpec, inside: Sequence[str], sent: Mapping[str, bytes], name: str) -> bytes:
+    """Returns a site's secret, from its own opening or else from the shares in those of others."""
+    if name in sent:
+        return sent[name][: shares.SECRET_BYTES]
+    held = {}
+    for holder, opening in sent.items():
+        at = [other for other in inside if other != holder].index(name)
+        start = shares.SECRET_BYTES + at * shares.SHARE_BYTES
+        held[spec.clients.index(holder)] = opening[start : start + shares.SHARE_BYTES]
+    return shares.joined(held, _threshold(spec))
+
+
+def _surplus(spec: ServerSpec, missing: int) -> range:
+    """Returns the numbers of the layers of noise that a sum without so many sites needs no more."""
+    assert spec.gather is not None
+    layers = spec.gather.top_up
+    return range(layers.kept(missing), len(layers.layers))
 
 
 def _is_of_round(key: str) -> bool:

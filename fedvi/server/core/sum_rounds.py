@@ -16,8 +16,9 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.federation.whole_numbers import LARGEST, MASKED, SHARES, whole
-from fedvi.privacy import masks, shares
+from fedvi.privacy import masks, shares, top_up
 from fedvi.privacy.sums import Sums
+from fedvi.privacy.top_up import TopUp
 from fedvi.typing import Eta
 from fedvi.updates.base import Change, check_shapes
 
@@ -32,12 +33,14 @@ class Gather(NamedTuple):
       step: the step of the mechanism's grid, which the whole numbers count.
       shapes: of an answer's arrays, by name.
       bits: word length of masked answers; None if the server sees each answer.
+      top_up: the layers of noise in masked answers that make up for missing sites.
     """
 
     sums: Sums
     step: float
     shapes: Mapping[str, tuple[int, ...]]
     bits: int | None = None
+    top_up: TopUp = top_up.NONE
 
     @property
     def size(self) -> int:
@@ -77,6 +80,7 @@ def totals(
     answers: list[Change],
     added: Sequence[bytes] = (),
     subtracted: Sequence[bytes] = (),
+    surplus: Sequence[tuple[int, bytes]] = (),
 ) -> dict[str, np.ndarray]:
     """Adds up the answers of a round exactly, and returns the sum as one answer's arrays.
 
@@ -84,6 +88,7 @@ def totals(
       gather: how answers are added up.
       answers: of the round.
       added, subtracted: keys of the mask streams left in the sum; see ``masks.opened``.
+      surplus: (layer, its key) of each layer of noise in the sum that is to be taken off.
 
     Raises:
       ProtocolError: answers are masked, and their masks do not cancel; or the sum is beyond 2**53 steps.
@@ -95,6 +100,7 @@ def totals(
         sums = np.sum(flats, axis=0)
     else:
         sums = _unmasked(flats, gather.bits, added, subtracted)
+        sums -= gather.top_up.total(surplus, len(sums))
     found, start = {}, 0
     for name in sorted(gather.shapes):
         shape = tuple(gather.shapes[name])

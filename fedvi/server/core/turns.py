@@ -462,14 +462,17 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
     if spec.stand is not None:
         # Assume the noise of all clients even if some did not answer: never less than the actual noise.
         asked = dict.fromkeys(members, task.posterior)
+        louder = 1.0 if state.standing is None else state.standing.noise
+        louder = max(louder, gather.top_up.louder(len(members), len(state.answers)))
         fold = Fold(spec.prior, spec.prior, after.posterior, factors, asked, damping)
+        fold = fold._replace(noise=louder)
         if finished.survey is not None:
             # As if each client had sent an equal part of the sum and of its noise.
             equal: GaussianEta = tree.scale(finished.survey, 1.0 / len(members))
             fold = fold._replace(surveys=dict.fromkeys(members, equal))
         standing = spec.stand(spec.family, fold, state.standing)
         after = after._replace(
-            standing=standing._replace(handed_out=tree.freeze(standing.handed_out))
+            standing=standing._replace(handed_out=tree.freeze(standing.handed_out), noise=louder)
         )
     handed_out = served(spec, after)
     if not (tree.is_finite(handed_out) and spec.family.is_proper(handed_out)):

@@ -8,7 +8,7 @@ import pytest
 
 from fedvi.audit import published_sums as audit
 from fedvi.client import masking, opening
-from fedvi.privacy import agreement, masks, pairs, shares
+from fedvi.privacy import agreement, masks, pairs, shares, top_up
 from fedvi.server.core import sum_rounds
 from fedvi.study import build
 from fedvi.study.config import parse_study
@@ -58,24 +58,50 @@ def test_a_share_of_a_site_outside_the_set_that_is_opened_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def careless(
-        terms: Any, own: str, held: Any, sealed: str, parts: tuple[bytes, ...]
-    ) -> tuple[Any, bytes, None]:
+        terms: Any, own: str, held: Any, sealed: str, parts: tuple[bytes, ...], layers: Any
+    ) -> tuple[Any, bytes, Any]:
         found = agreement.named(terms.clients, parts[0].decode())
         late = [name for name in terms.clients if name not in found.clients]
-        given = zip((*found.clients, *late), parts[1 + len(found.clients) :], strict=False)
+        given = zip(late, parts[1 + 2 * len(found.clients) :], strict=False)
+        if not late:
+            return honest(terms, own, held, sealed, parts, layers)
         task = bytes.fromhex(held.turn.task)
         opened = [
             shares.unseal(pairs.share_key(held.secrets[name], task, name), share, name)
             for name, share in given
-            if name != own
         ]
         masked = [pairs.mask_key(held.secrets[name], task) for name in late]
-        return held, b"".join((held.seed, *masked, *opened)), None
+        spare = top_up.layer_keys(held.seed, range(layers.kept(len(late)), len(layers.layers)))
+        own_key = top_up.self_mask_key(held.seed)
+        return held, b"".join((own_key, *masked, *(key for _, key in spare), *opened)), None
 
+    honest = opening.opened
     monkeypatch.setattr(opening, "opened", careless)
     checks = found_with_one_missing()
     assert checks["a masked sum is the plain one"]
     assert not checks["nothing of a site outside the set is opened"]
+
+
+@pytest.mark.parametrize("change", [-1, 1], ids=["too few", "too many"])
+def test_layers_of_noise_that_do_not_make_up_for_the_missing_sites_are_found(
+    monkeypatch: pytest.MonkeyPatch, change: int
+) -> None:
+    honest = top_up.TopUp.kept
+
+    def other(layers: top_up.TopUp, missing: int) -> int:
+        most = len(layers.layers)
+        return min(max(honest(layers, missing) + change, 0), most) if most else 0
+
+    assert found_with_one_missing()["a masked sum is the plain one"]
+    monkeypatch.setattr(top_up.TopUp, "kept", other)
+    assert not found_with_one_missing()["a masked sum is the plain one"]
+
+
+def test_a_layer_of_less_noise_than_planned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = top_up.drawn
+    monkeypatch.setattr(top_up, "drawn", lambda *given: honest(*given) // 2)
+    checks = found_with_one_missing()
+    assert not checks["a mask is ChaCha20 under 256 bits of each pair and task"]
 
 
 @pytest.mark.parametrize("kept", [4, 0])

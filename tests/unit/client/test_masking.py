@@ -232,7 +232,7 @@ def test_keys_in_an_older_form_are_refused(assembly: build.Assembly) -> None:
         lies(lambda parts: (parts[0], forged(parts[1], form="fedvi keys 0"), parts[2])),
         errors.ProtocolError,
     )
-    assert "are written as 'fedvi keys 0', expected 'fedvi keys 1'" in said
+    assert "are written as 'fedvi keys 0', expected 'fedvi keys 2'" in said
 
 
 @pytest.mark.parametrize("part", [b"", b"{}", b"\xff", b'{"content": 3, "signature": ""}'])

@@ -10,7 +10,7 @@ import pytest
 import scipy.stats
 
 from fedvi import errors
-from fedvi.privacy import random
+from fedvi.privacy import noise_table, random
 from fedvi.privacy.mechanisms import _alias
 from tests import alias_tables
 
@@ -42,7 +42,7 @@ def law_of(name: str, k: int) -> mpmath.mpf:
 
 @pytest.mark.parametrize("name", LAWS)
 def test_each_weight_is_within_one_unit_of_the_law_and_they_sum_to_one(name):
-    weights = weights_of(_alias.table(name))
+    weights = weights_of(noise_table.table(name))
     assert sum(weights) == 2**79
     for k in [*range(40), *range(40, 65536, 331), 65535]:
         with mpmath.workprec(300):
@@ -53,7 +53,7 @@ def test_the_distance_that_is_stated_covers_rounding_and_tail():
     """With room for what no other price holds: a stride's error and a fixed-size batch's."""
     tail = mpmath.erfc(mpmath.mpf("65535.5") / 4096 / mpmath.sqrt(2))
     room = mpmath.exp(-5000) + mpmath.mpf(2) ** -69
-    assert 65536 * mpmath.mpf(2) ** -79 / 2 + tail + room < _alias.TABLE_DISTANCE
+    assert 65536 * mpmath.mpf(2) ** -79 / 2 + tail + room < noise_table.TABLE_DISTANCE
 
 
 @pytest.mark.nightly
@@ -61,27 +61,27 @@ def test_the_distance_that_is_stated_covers_rounding_and_tail():
 def test_the_table_in_the_package_is_what_its_generator_makes(name):
     law = alias_tables.LAWS[name]()
     weights = alias_tables.weights(law)
-    np.testing.assert_array_equal(alias_tables.make(weights), _alias.table(name))
+    np.testing.assert_array_equal(alias_tables.make(weights), noise_table.table(name))
     with mpmath.workprec(300):
         scale = mpmath.mpf(2) ** 79
         distance = mpmath.fsum(abs(w / scale - p) for w, p in zip(weights, law, strict=True)) / 2
-    assert distance < _alias.TABLE_DISTANCE
+    assert distance < noise_table.TABLE_DISTANCE
 
 
 def test_a_damaged_table_is_refused(monkeypatch):
-    monkeypatch.setitem(_alias._DIGESTS, "rounded_gaussian", "0" * 64)
-    _alias.table.cache_clear()
+    monkeypatch.setitem(noise_table._DIGESTS, "rounded_gaussian", "0" * 64)
+    noise_table.table.cache_clear()
     try:
         with pytest.raises(errors.PrivacyError, match="SHA-256"):
-            _alias.table("rounded_gaussian")
+            noise_table.table("rounded_gaussian")
     finally:
-        _alias.table.cache_clear()
+        noise_table.table.cache_clear()
 
 
 def test_a_draw_uses_its_bits_as_the_proof_says(monkeypatch):
     """Known words give known integers: column, threshold in 63 bits, sign."""
     name = "rounded_gaussian"
-    table = _alias.table(name)
+    table = noise_table.table(name)
     column = next(
         i for i in range(60_000) if table[0][i] != i and all(b[i] % 2**16 > 0 for b in table[1:])
     )
@@ -105,7 +105,7 @@ def test_a_draw_uses_its_bits_as_the_proof_says(monkeypatch):
 
 def drawn_from(monkeypatch, name: str, cases: list) -> list[int]:
     """Draws with the words of each case: sign and first 31 bits, last 32 bits (None if not needed)."""
-    table = _alias.table(name)
+    table = noise_table.table(name)
     column = abs(cases[0][2])
     assert table[0][column] != column
     words = np.array([[column | case[0] >> 16 << 16 for case in cases]], np.uint32)
@@ -179,7 +179,7 @@ def drawn_by_hand(key, table: np.ndarray, count: int) -> tuple[list[int], int]:
 @pytest.mark.parametrize("count", [1, 2, 171, 2051])
 def test_a_key_draws_what_exact_arithmetic_on_its_bits_gives(count):
     key = random.insecure_root(8).key(count)
-    expected, _ = drawn_by_hand(key, _alias.table("discrete_gaussian"), count)
+    expected, _ = drawn_by_hand(key, noise_table.table("discrete_gaussian"), count)
     assert _alias.draw("discrete_gaussian", key, count).tolist() == expected
 
 
@@ -187,7 +187,7 @@ def test_ties_of_each_row_are_settled_with_words_of_its_own(monkeypatch):
     count, key = 2051, random.insecure_root(8).key("rows")
     words, width = words_of(key, count)
     tied = [row * width + place for row in range(3) for place in range(8)]
-    table = _alias.table("rounded_gaussian").copy()
+    table = noise_table.table("rounded_gaussian").copy()
     columns = words[tied] & 0xFFFF
     table[0, columns] = 5
     table[1, columns] = (words[tied] >> 16 & 0x7FFF) << 16 | 2**15
@@ -202,7 +202,7 @@ def test_ties_of_each_row_are_settled_with_words_of_its_own(monkeypatch):
 def test_ties_are_settled_alike_under_every_transformation(monkeypatch):
     """With keys of many ties and of none side by side, as a loop over all of them must keep apart."""
     count, keys = 61, jax.random.split(random.insecure_root(8).key("ties"), 3)
-    table = _alias.table("rounded_gaussian").copy()
+    table = noise_table.table("rounded_gaussian").copy()
     for number, tied in enumerate((range(0, 61, 5), range(7, 11))):
         words = words_of(keys[number], count)[0][tied]
         table[0, words & 0xFFFF] = 5

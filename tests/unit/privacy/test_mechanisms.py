@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from jax.errors import KeyReuseError
 
 from fedvi import errors
-from fedvi.privacy import base, events, mechanisms, random, release, sampling
+from fedvi.privacy import base, events, mechanisms, noise_table, random, release, sampling
 from fedvi.privacy import bounded as bounds
 from fedvi.privacy.base import Shift
 from fedvi.privacy.bounded import Bounded
-from fedvi.privacy.mechanisms import _alias
 
 KEY = random.insecure_root(0).key("noise")
 ON_GRID = ("rounded_gaussian", "discrete_gaussian")
@@ -115,7 +114,7 @@ def test_a_share_of_noise_is_scaled_so_that_all_shares_reach_the_multiplier():
     shared = mechanisms.discrete_gaussian(2.0, terms=9, size=4, fineness=2)
     assert alone.event(Shift(1.0, 1.0, 2.0)).slack == 0.0
     # One share has the same σ in steps, so its std is step · σ: a third of the whole.
-    std = shared.grid(1.0).step * math.sqrt(_alias.variance(2))
+    std = shared.grid(1.0).step * math.sqrt(noise_table.variance(2))
     assert std == pytest.approx(2.0 / 3.0)
     event = shared.event(Shift(1.0, 1.0, 2.0))
     assert event.noise_multiplier == 2.0
