@@ -156,7 +156,8 @@ _PEOPLE = re.compile(
 )
 _NAMED = re.compile(
     r".*_(id|uuid|guid|nbr)|.*(stay|encounter|admission|visit|episode|case|hospital|ward|unit|patient)id"
-    r"|uuid|guid|record_?(no|nr|nbr|number)|name|surname"
+    r"|uuid|guid|name|surname"
+    r"|(record|row|case|sample|specimen|accession)_?(no|nr|nbr|num|number|key|code)(_?(no|number))?"
 )
 _NEARLY_ALL = 0.95
 _FEW = 20
