@@ -730,12 +730,15 @@ def test_the_steps_can_be_followed_as_they_are_written(
             listed = fedvi("ca", "list", "--ca", "authority").output
             fingerprint = listed.partition("fingerprint: ")[2].split()[0]
     assert (folder / "tls/north/cert.pem").exists()
+    # A site looks at its own file while the study can still be changed, and tries on no real table.
+    assert "fedvi data inspect study.toml --data north.csv" in commands
+    assert "a second run,\nand its price adds up" in steps
     # What is left names commands that there are, with options that they take.
     for line in set(commands) - set(run):
         words = line.split()
         if words[0] != "fedvi":
             continue
-        known = fedvi(*words[1 : 3 if words[1] == "ledger" else 2], "--help").output
+        known = fedvi(*words[1 : 3 if words[1] in ("data", "ledger") else 2], "--help").output
         for word in words:
             assert not word.startswith("--") or word in known, line
 
