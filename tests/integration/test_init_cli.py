@@ -724,6 +724,7 @@ def test_the_steps_can_be_followed_as_they_are_written(
             arguments[-1] = "tls/north"
         done = fedvi(*arguments)
         assert done.exit_code == 0, (line, done.output)
+        assert "warning" not in done.output, line
         if arguments[:2] == ["enroll", "north"] and "--certificate" not in arguments:
             shutil.copy("tls/north/request.pem", "north-request.pem")
         if arguments[:2] == ["ca", "init"]:

@@ -190,7 +190,8 @@ Keys are made where they are used, and stay there; requests and certificates tra
 coordinator$ fedvi ca init authority --name "{answers.name}"
 coordinator$ fedvi enroll server --dir tls/server --role server --host {host}
 coordinator$ fedvi ca sign tls/server/request.pem --ca authority --role server --out server.pem
-coordinator$ fedvi enroll server --dir tls/server --certificate server.pem --ca authority/ca.pem
+coordinator$ fedvi enroll server --dir tls/server --certificate server.pem --ca authority/ca.pem \\
+    --fingerprint HEX
 
 {first}$ fedvi enroll {first} --dir tls       # at every site, under its own name; tls/request.pem travels
 {signs}
