@@ -109,7 +109,8 @@ def draft_schema(guesses: Sequence[Guess], options: Options) -> Draft:
                 )
             lines += ["", *_left_out(guess)]
             continue
-        if stated is None and guess.name != options.response and is_named_identifier(guess):
+        explains = not (_is_same(guess) or is_named_identifier(guess))
+        if stated is None and guess.name != options.response and not explains:
             lines += ["", *_left_out(guess)]
             continue
         table = _table(guess, name, options)
@@ -187,9 +188,17 @@ def _head(options: Options) -> list[str]:
     return lines
 
 
+def _is_same(guess: Guess) -> bool:
+    return guess.kind == "level" and guess.different == 1
+
+
 def _left_out(guess: Guess) -> list[str]:
     if guess.kind == "empty":
         return [f"# {toml(guess.name)} has no value in this file."]
+    if _is_same(guess):
+        return [
+            f"# {toml(guess.name)} is the same in all records of this file, and explains nothing."
+        ]
     if guess.commas:
         return [
             f"# {toml(guess.name)} holds numbers with decimal commas, which no study reads: save the file",

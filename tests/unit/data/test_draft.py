@@ -112,15 +112,17 @@ def test_an_identifier_is_no_covariate_and_numbers_that_often_mean_missing_are_d
 ) -> None:
     path = tmp_path / "t.csv"
     path.write_text(
-        "Sample code,nuclei,cost,died\n"
+        "Sample code,veil,nuclei,cost,died\n"
         + "".join(
-            f"{7_000 + i // 2},{-9 if i % 9 == 3 else 1 + i % 10},{3 * i},{i % 2}\n"
+            f"{7_000 + i // 2},p,{-9 if i % 9 == 3 else 1 + i % 10},{3 * i},{i % 2}\n"
             for i in range(180)
         )
     )
     found = drafted(path, response="died")
     assert '# "Sample code" identifies records or people, by its name' in found.text
     assert 'unit_column = "Sample code" under [data]' in found.text
+    # One level is no level for a study.
+    assert '# "veil" is the same in all records of this file' in found.text
     # Whole numbers that all differ may be amounts: they stay.
     assert found.formula == "died ~ nuclei + cost"
     assert "missing_values = [-9]   # CONFIRM: taken as missing" in found.text
