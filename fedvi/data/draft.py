@@ -154,6 +154,23 @@ _UNPRINTABLE = (
 _MOST_WORDS = 12
 # "Stage" + II + "b".
 _ROMAN = re.compile(r"(.*?)\b([IVX]+)([a-d]?[0-9]?)", re.IGNORECASE)
+# Words with an order of their own, where the alphabet would make `high` the reference.
+_SCALES = (
+    (
+        "none",
+        "very low",
+        "low",
+        "normal",
+        "medium",
+        "moderate",
+        "intermediate",
+        "high",
+        "very high",
+    ),
+    ("none", "minimal", "mild", "moderate", "severe", "critical"),
+    ("small", "medium", "large"),
+    ("never", "former", "current"),
+)
 _STATE = "STATE ME"
 _CONFIRM = "CONFIRM"
 _FROM_DATA = "FROM THE DATA"
@@ -344,8 +361,13 @@ def _in_order(values: Iterable[str]) -> list[str]:
 
     >>> _in_order(["IV", "I", "III", "II"]), _in_order(["Grade IIIB", "grade II"])
     (['I', 'II', 'III', 'IV'], ['grade II', 'Grade IIIB'])
+    >>> _in_order(["High", "Low", "Medium"]), _in_order(["high", "low", "other"])
+    (['Low', 'Medium', 'High'], ['high', 'low', 'other'])
     """
     values = sorted(values, key=_natural)
+    for scale in _SCALES:
+        if all(value.casefold() in scale for value in values):
+            return sorted(values, key=lambda value: scale.index(value.casefold()))
     found = [_ROMAN.fullmatch(value) for value in values]
     if all(found) and len({match[1].casefold() for match in found if match}) == 1:
         values.sort(key=_as_roman)
