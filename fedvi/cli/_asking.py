@@ -112,7 +112,7 @@ def converse(
     earlier: dict[str, str] = {}  # answers that are to be given again
     while True:
         said: dict[str, Any] = {}
-        rows: dict[str, str] = {}
+        asked: dict[str, tuple[Question, str]] = {}
         back = False
         for each in questions(said):
             value = None
@@ -133,12 +133,15 @@ def converse(
             else:
                 text = str(each.given)
             said[each.key] = value
-            rows[each.key] = (
-                each.show(value) if each.show and value is not None else text or str(each.default)
-            )
+            asked[each.key] = each, text or str(each.default)
         if not back:
             if not typed:
                 return finish(said)
+            # Written here, since what is shown of a formula follows from the answers after it.
+            rows = {
+                key: each.show(said[key]) if each.show and said[key] is not None else text
+                for key, (each, text) in asked.items()
+            }
             change = _reviewed(rows)
             if change is None:
                 try:
@@ -147,9 +150,9 @@ def converse(
                     click.echo(f"Error: {_told(error)}")
                     continue
             if change != _BACK:
-                earlier[change] = typed.pop(change, rows[change])
+                earlier[change] = typed.pop(change, asked[change][1])
                 continue
-        before = [key for key in rows if key in typed]
+        before = [key for key in asked if key in typed]
         if before:
             earlier[before[-1]] = typed.pop(before[-1])
         else:
@@ -245,14 +248,18 @@ def named(flag: str) -> Callable[[str], str]:
     return read
 
 
-def within(header: "Names | None") -> Callable[[str], str]:
+def within(header: "Names | None", names: Mapping[str, str]) -> Callable[[str], str]:
+    """Reads a column of the file, by its own name or by that in a formula (``names``: formula → file)."""
+
     def read(text: str) -> str:
-        if header is not None and text not in header.columns:
+        if header is None or text in header.columns:
+            return text
+        if text not in names:
             raise errors.ConfigError(
                 f"--unit-column is {text!r}, which is no column of the file",
                 errors.did_you_mean(text, header.columns),
             )
-        return text
+        return names[text]
 
     return read
 

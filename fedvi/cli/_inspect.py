@@ -68,6 +68,11 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
         if column.odd:
             shown = ", ".join(f"{cell!r} ({count})" for cell, count in column.odd[:_SHOWN])
             click.echo(f"{_printable(column.name)}: no number, such as {shown}")
+        if column.stand_ins:
+            shown = ", ".join(f"{code} ({count})" for code, count in column.stand_ins)
+            click.echo(
+                f"{_printable(column.name)}: far beyond the other values, and may mean missing: {shown}"
+            )
     click.echo(f"to draft a study's [data] section: fedvi data schema {path}")
 
 
@@ -245,4 +250,6 @@ def _remarks(column: "ColumnFit") -> list[str]:
             lines.append(f"{column.name}: {count} {said}: {column.done[verdict]}{shown}")
     if column.commas:
         lines.append(f"{column.name}: {_COMMAS}")
+    if column.advice:
+        lines.append(f"{column.name}: {column.advice}")
     return lines

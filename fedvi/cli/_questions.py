@@ -56,9 +56,6 @@ class _Formula(NamedTuple):
     all_columns: bool = False
     left_out: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
-        return self.text + (f"  (without {', '.join(self.left_out)})" if self.left_out else "")
-
 
 class Asked(NamedTuple):
     """What the questions of one study follow from.
@@ -111,7 +108,7 @@ class Asked(NamedTuple):
             self._formula(said),
             None,
             self._given_formula(),
-            show=str,
+            show=lambda _: _formula_shown(said),
         )
         yield from self._promise(said, guesses)
         yield from self._columns(said, guesses)
@@ -210,21 +207,23 @@ class Asked(NamedTuple):
                         f"--{flag} is given beside --protection none", "leave out one of the two"
                     )
         else:
-            repeated = _repeated(said, guesses)
+            repeated, people = _repeated(said, guesses)
             why = "ε bounds how much one unit can change what is seen; 1 is a common promise."
             read = positive("--epsilon")
             yield Question("epsilon", "ε over the whole study", why, read, "1", given["epsilon"])
-            words, unit = "Unit (record, patient)", "patient" if repeated else "record"
+            words, unit = "Unit (record, patient)", "patient" if people else "record"
             if repeated:
                 words = f"{repeated} repeats, so that a patient may have several rows. {words}"
             why = "record: a row is protected. patient: all rows of a patient together."
             yield Question("unit", words, why, choice(("record", "patient")), unit, given["unit"])
             if said["unit"] == "patient":
-                called = self.names.get(repeated, "") if repeated else ""
                 words = "Column that says whose a row is"
                 why = "It is read as text, is no covariate, and never leaves the site."
-                default = called or "patient_id"
-                yield Question("unit-column", words, why, within(self.header), default, column)
+                read_column = within(self.header, self.names)
+                called = "patient_id" if repeated is None or not people else self.names[repeated]
+                known = self.header is None or called in self.header.columns
+                default = called if known else None
+                yield Question("unit-column", words, why, read_column, default, column)
             words = "Neighbouring relation (substitute, add_remove)"
             why = "substitute: one unit is another; add_remove: one unit is there or not."
             read_relation = choice(("substitute", "add_remove"))
@@ -331,14 +330,15 @@ def _tells_nothing(guess: "Guess") -> bool:
     return guess.kind == "text" or (same and guess.cells >= _FEW_RECORDS)
 
 
-def _repeated(said: Mapping[str, Any], guesses: "Mapping[str, Guess]") -> str | None:
-    """Returns the identifier of people, if any, that several rows share."""
+def _repeated(said: Mapping[str, Any], guesses: "Mapping[str, Guess]") -> tuple[str | None, bool]:
+    """Returns an identifier that several rows share, if any, and whether its name means people."""
     from fedvi.data.guess import is_of_people, repeats
 
-    for name, guess in guesses.items():
-        if said.get(f"identifier {name}") and repeats(guess) and is_of_people(guess.name):
-            return name
-    return None
+    found = [
+        name for name, guess in guesses.items() if said.get(f"identifier {name}") and repeats(guess)
+    ]
+    people = [name for name in found if is_of_people(guesses[name].name)]
+    return next(iter(people + found), None), bool(people)
 
 
 def _column(
@@ -389,8 +389,15 @@ def _column(
         words = (
             f"{name}: {' and '.join(codes)} {lie} far beyond the other values. Missing (yes, no)"
         )
-        read = _cells_reader(codes)
-        yield Question(f"missing-values {name}", words, _STAND_INS, read, "yes", listed)
+        yield Question(
+            f"missing-values {name}",
+            words,
+            _STAND_INS,
+            _cells_reader(codes),
+            "yes",
+            listed,
+            show=lambda table: ", ".join(map(str, table.get("missing_values", ["none"]))),
+        )
     # An outcome is never made up: a record without it counts as zero.
     if kind is None or expected is not None or (guess is None and rule is None):
         return
@@ -506,15 +513,24 @@ def formula_of(said: Mapping[str, Any]) -> str:
     formula: _Formula = said["formula"]
     if not formula.all_columns:
         return formula.text
+    left, _, right = formula.text.partition(" ~ ")
+    gone = _gone(said)
+    kept = [name for name in right.split(" + ") if name not in gone]
+    return f"{left} ~ {' + '.join(kept) or '1'}"
+
+
+def _gone(said: Mapping[str, Any]) -> list[str]:
+    """Returns the columns of a file that left the formula of all of them, since they were asked about."""
     column = said.get("unit-column")
     whose = columns_named([] if column is None else [column])
-    left, _, right = formula.text.partition(" ~ ")
-    kept = [
-        name
-        for name in right.split(" + ")
-        if name not in whose and _OUT not in (said.get(f"column {name}") or {})
-    ]
-    return f"{left} ~ {' + '.join(kept) or '1'}"
+    names = said["formula"].text.partition(" ~ ")[2].split(" + ")
+    return [name for name in names if name in whose or _OUT in (said.get(f"column {name}") or {})]
+
+
+def _formula_shown(said: Mapping[str, Any]) -> str:
+    formula: _Formula = said["formula"]
+    without = [*formula.left_out, *(_gone(said) if formula.all_columns else ())]
+    return formula_of(said) + (f"  (without {', '.join(without)})" if without else "")
 
 
 def table_of(said: Mapping[str, Any], name: str) -> dict[str, Any]:

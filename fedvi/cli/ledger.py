@@ -238,7 +238,8 @@ def _anchored(books: list[ledger_files.Book], text: str) -> ledger_files.Book:
     try:
         ledgers.check_anchor(book.ledger, ledgers.Anchor(int(count), digest.lower()))
     except errors.LedgerError as error:
-        return ledger_files.Book(book.path, None, error.message)
+        why = f"{error.message}. Unless the anchor is of another site or run: {error.hint}"
+        return ledger_files.Book(book.path, None, why)
     return book
 
 

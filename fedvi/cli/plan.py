@@ -83,7 +83,7 @@ def plan(
     from fedvi.report import tables
 
     _show(assembly, found, asked, cells)
-    tables.say(filter(None, (_prior(steps, found.ratio), help_, _assumed(found))))
+    tables.say(filter(None, (_prior(steps, found), help_, _assumed(found))))
     for line in warnings:
         click.echo(f"warning: {line}", err=True)
     if plot is not None:
@@ -210,13 +210,15 @@ def _needs(found: "Needs", assembly: "Assembly", plan: "Widths") -> str:
     return f"{wanted} ({now}): it takes " + (", or ".join(kept) if kept else "more than was tried")
 
 
-def _prior(steps: Any, ratio: str) -> str:
+def _prior(steps: Any, found: "Widths") -> str:
+    # The table's unit is seldom the step, so that even a step of 1 is told, where a column has units.
+    units = {row.name for row in found.rows if row.unit}
     said = [
         f"{step.name} {step.low:.2g} to {step.high:.2g}"
-        + (f" for {step.step:g}" if step.step != 1.0 else "")
+        + (f" per {step.step:g}" if step.step != 1.0 or step.name in units else "")
         for step in steps
     ]
-    return f"the prior says, of the {_what(ratio)} (95 %): " + "; ".join(said) if said else ""
+    return f"the prior says, of the {_what(found.ratio)} (95 %): " + "; ".join(said) if said else ""
 
 
 def _assumed(found: "Widths") -> str:

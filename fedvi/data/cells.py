@@ -135,7 +135,7 @@ def no_column_hint(name: str, columns: Sequence[str]) -> str:
     """Returns a hint for a missing column: the file's longer name for it, or else a similar name.
 
     >>> no_column_hint("age", ["Age (years)", "stage"])
-    'if "Age (years)" is meant, say so as the file does: column = "Age (years)" under [data.schema.age]'
+    'if "Age (years)" is meant, write it so; in the schema, column = "Age (years)" under [data.schema.age]'
     >>> no_column_hint("chlo", ["chol"])
     'did you mean `chol`? known: `chol`'
     """
@@ -146,7 +146,7 @@ def no_column_hint(name: str, columns: Sequence[str]) -> str:
     called = json.dumps(min(meant, key=len), ensure_ascii=False)
     # A name with a blank comes from a study's `column`, and is not the name of a table.
     table = f"[data.schema.{name}]" if re.fullmatch(r"\w+", name, re.ASCII) else "its table"
-    return f"if {called} is meant, say so as the file does: column = {called} under {table}"
+    return f"if {called} is meant, write it so; in the schema, column = {called} under {table}"
 
 
 def _words(text: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi.data.cells import TRUTHS, has_decimal_comma
-from fedvi.data.guess import Guess
+from fedvi.data.guess import Guess, is_named_identifier, often_missing
 from fedvi.data.schema import as_number, is_printable
 from fedvi.data.written import key as written_key
 from fedvi.data.written import named, toml
@@ -109,6 +109,10 @@ def draft_schema(guesses: Sequence[Guess], options: Options) -> Draft:
                 )
             lines += ["", *_left_out(guess)]
             continue
+        explains = not (_is_same(guess) or is_named_identifier(guess))
+        if stated is None and guess.name != options.response and not explains:
+            lines += ["", *_left_out(guess)]
+            continue
         table = _table(guess, name, options)
         lines += ["", *table.lines]
         still_open += table.open
@@ -147,14 +151,26 @@ _UNPRINTABLE = (
     "# A column's name has characters that cannot be seen, or turn the direction of reading, and no study",
     "# may hold it: rename it in the file.",
 )
-# Usual words for an unknown value, which reveal nothing else about the record.
-_NOT_KNOWN = frozenset({
-    *("unknown", "missing", "null", "none", "-", "--", ".", "na", "n/a", "n.a.", "nd", "n/d"),
-    *("not known", "not done", "not available", "unbekannt", "inconnu"),
-})  # fmt: skip
 _MOST_WORDS = 12
 # "Stage" + II + "b".
 _ROMAN = re.compile(r"(.*?)\b([IVX]+)([a-d]?[0-9]?)", re.IGNORECASE)
+# Words with an order of their own, where the alphabet would make `high` the reference.
+_SCALES = (
+    (
+        "none",
+        "very low",
+        "low",
+        "normal",
+        "medium",
+        "moderate",
+        "intermediate",
+        "high",
+        "very high",
+    ),
+    ("none", "minimal", "mild", "moderate", "severe", "critical"),
+    ("small", "medium", "large"),
+    ("never", "former", "current"),
+)
 _STATE = "STATE ME"
 _CONFIRM = "CONFIRM"
 _FROM_DATA = "FROM THE DATA"
@@ -189,16 +205,29 @@ def _head(options: Options) -> list[str]:
     return lines
 
 
+def _is_same(guess: Guess) -> bool:
+    return guess.kind == "level" and guess.different == 1
+
+
 def _left_out(guess: Guess) -> list[str]:
     if guess.kind == "empty":
         return [f"# {toml(guess.name)} has no value in this file."]
+    if _is_same(guess):
+        return [
+            f"# {toml(guess.name)} is the same in all records of this file, and explains nothing."
+        ]
     if guess.commas:
         return [
             f"# {toml(guess.name)} holds numbers with decimal commas, which no study reads: save the file",
             "# again with points, and draft once more.",
         ]
+    what = (
+        "identifies records or people, by its name"
+        if is_named_identifier(guess)
+        else "holds text that differs from record to record"
+    )
     return [
-        f"# {toml(guess.name)} holds text that differs from record to record, and is no covariate. If it",
+        f"# {toml(guess.name)} {what}, and is no covariate. If it",
         f"# says whose a row is: unit_column = {toml(guess.name)} under [data].",
     ]
 
@@ -245,26 +274,23 @@ def _number(
 
 
 def _odd(guess: Guess, key: str) -> tuple[list[str], list[str]]:
-    """Drafts the words in a column of numbers, in alphabetical order, without words of a single record."""
-    known = _known(guess)
+    """Drafts cells of a column of numbers that may mean missing, without those of a single record."""
+    words, numbers = _known(guess), [int(text) for text, _ in guess.stand_ins]
     lines = []
-    if known:
-        lines.append(
-            f"missing_values = {toml(known)}   # {_CONFIRM}: no numbers, and taken as missing"
-        )
-    if len(known) < len(guess.odd):
+    if words or numbers:
+        why = "taken as missing" if numbers else "no numbers, and taken as missing"
+        lines.append(f"missing_values = {toml([*words, *numbers])}   # {_CONFIRM}: {why}")
+    if len(words) < len(guess.odd):
         lines += [
             "# More cells are no numbers: `fedvi data inspect` shows them. Mend them in the file, or add",
             "# what is public knowledge to missing_values. Their records count as zero in a private study.",
         ]
-    return lines, [f"{key}.missing_values"] if known else []
+    return lines, [f"{key}.missing_values"] if words or numbers else []
 
 
 def _known(guess: Guess) -> list[str]:
     words = (
-        word
-        for word, count in guess.odd
-        if (count > 1 or word.casefold() in _NOT_KNOWN) and _is_word(word)
+        word for word, count in guess.odd if (count > 1 or often_missing(word)) and _is_word(word)
     )
     return sorted(words, key=_natural)[:_MOST_WORDS]
 
@@ -335,8 +361,13 @@ def _in_order(values: Iterable[str]) -> list[str]:
 
     >>> _in_order(["IV", "I", "III", "II"]), _in_order(["Grade IIIB", "grade II"])
     (['I', 'II', 'III', 'IV'], ['grade II', 'Grade IIIB'])
+    >>> _in_order(["High", "Low", "Medium"]), _in_order(["high", "low", "other"])
+    (['Low', 'Medium', 'High'], ['high', 'low', 'other'])
     """
     values = sorted(values, key=_natural)
+    for scale in _SCALES:
+        if all(value.casefold() in scale for value in values):
+            return sorted(values, key=lambda value: scale.index(value.casefold()))
     found = [_ROMAN.fullmatch(value) for value in values]
     if all(found) and len({match[1].casefold() for match in found if match}) == 1:
         values.sort(key=_as_roman)

@@ -15,7 +15,7 @@ import numpy as np
 from fedvi.data import tables
 from fedvi.data.cells import Cells, Codes, Numbers, Table, Wanted, as_texts, has_decimal_comma
 from fedvi.data.names import doubt, is_text
-from fedvi.data.schema import as_code, as_number
+from fedvi.data.schema import Code, as_code, as_number
 from fedvi.errors import DataError
 
 __all__ = [
@@ -24,8 +24,11 @@ __all__ = [
     "check_names",
     "guess_columns",
     "is_identifier",
+    "is_named_identifier",
     "is_of_people",
+    "often_missing",
     "repeats",
+    "spelt",
     "texts_of",
 ]
 
@@ -38,6 +41,11 @@ _MOST_WHOLE_LEVELS = 6
 _MISSING = frozenset({"", "?", "NA"})
 # Numbers that often stand for a missing value; public, whatever a file holds.
 _STAND_INS = ("-9999", "-999", "-99", "-9", "-1", "99", "999", "9999", "99999")
+# Usual words for an unknown value, which reveal nothing else about the record.
+_NOT_KNOWN = frozenset({
+    *("unknown", "missing", "null", "none", "-", "--", ".", "na", "n/a", "n.a.", "nd", "n/d"),
+    *("not known", "not done", "not available", "unbekannt", "inconnu"),
+})  # fmt: skip
 _KEPT = 100_000
 # The least share of numbers in a column of numbers; the rest are words for missing values, such as "<0.5".
 _MOSTLY = 0.9
@@ -156,7 +164,8 @@ _PEOPLE = re.compile(
 )
 _NAMED = re.compile(
     r".*_(id|uuid|guid|nbr)|.*(stay|encounter|admission|visit|episode|case|hospital|ward|unit|patient)id"
-    r"|uuid|guid|record_?(no|nr|nbr|number)|name|surname"
+    r"|uuid|guid|name|surname"
+    r"|(record|row|case|sample|specimen|accession)_?(no|nr|nbr|num|number|key|code)(_?(no|number))?"
 )
 _NEARLY_ALL = 0.95
 _FEW = 20
@@ -171,6 +180,23 @@ def is_of_people(name: str) -> bool:
     return _PEOPLE.fullmatch(_plain(name)) is not None
 
 
+def is_named_identifier(guess: Guess) -> bool:
+    """Whether a column's name means that it identifies records or people, and its cells can."""
+    if is_of_people(guess.name):
+        return guess.kind not in ("empty", "binary")
+    few = guess.kind in ("empty", "binary", "level")  # for instance the few sites of `hospital_id`
+    return not few and _NAMED.fullmatch(_plain(guess.name)) is not None
+
+
+def often_missing(cell: str) -> bool:
+    """Whether a cell is a usual word or number for a missing value, whatever a file holds.
+
+    >>> [often_missing(cell) for cell in ("Unknown", "-9", "999.0", "120")]
+    [True, True, True, False]
+    """
+    return cell.casefold() in _NOT_KNOWN or spelt(as_code(cell)) in _STAND_INS
+
+
 def repeats(guess: Guess) -> bool:
     """Whether two records have the same value; with more than 100,000 values, among the first ones."""
     return bool(guess.values) and guess.values[0][1] > 1
@@ -181,14 +207,10 @@ def is_identifier(guess: Guess) -> bool:
 
     Numbers qualify only if they are integers and all differ, since nearly all measurements differ too.
     """
-    if guess.kind in ("empty", "binary"):
+    if is_named_identifier(guess):
+        return True
+    if guess.kind in ("empty", "binary", "level"):
         return False
-    if is_of_people(guess.name):
-        return True
-    if guess.kind == "level":
-        return False  # for instance the few sites of `hospital_id`
-    if _NAMED.fullmatch(_plain(guess.name)):
-        return True
     filled = guess.cells - guess.missing - guess.unreadable
     if filled < _FEW:
         return False
@@ -250,7 +272,7 @@ class _Seen:
                 # One spelling for 1, 1.0 and 01, as a schema compares them.
                 code = as_code(text)
                 # All digits, so that two long numbers stay distinct.
-                shown = code if isinstance(code, str) else _shortest(code)
+                shown = spelt(code)
                 if shown in self.values or len(self.values) < _KEPT:
                     self.values[shown] += count
 
@@ -318,6 +340,6 @@ class _Seen:
         )
 
 
-def _shortest(number: float) -> str:
-    """Returns the shortest digits that identify a number; without a decimal point for integers."""
-    return repr(number).removesuffix(".0")
+def spelt(code: Code) -> str:
+    """Writes a cell; of a number the shortest digits that identify it, without a point for integers."""
+    return code if isinstance(code, str) else repr(code).removesuffix(".0")

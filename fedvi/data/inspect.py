@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from fedvi.data import tables
 from fedvi.data.cells import Table, Wanted, has_decimal_comma
-from fedvi.data.guess import texts_of
+from fedvi.data.guess import often_missing, spelt, texts_of
 from fedvi.data.load import Lost, as_declared, lost_in_words, prepare_chunk
 from fedvi.data.schema import (
     Binary,
@@ -25,6 +25,7 @@ from fedvi.data.schema import (
     as_number,
 )
 from fedvi.data.units import is_missing
+from fedvi.data.written import toml
 
 __all__ = ["ColumnFit", "Fit", "UnitFit", "Verdict", "inspect_file", "verdict"]
 
@@ -50,6 +51,8 @@ class ColumnFit(NamedTuple):
       low, high: the least and largest number read, before clipping; None for other columns.
       done: verdict → what the schema does with such a cell, in words.
       commas: cells of a number that have a decimal comma, and are "unknown".
+      advice: what to write into the column's table, where cells that do not fit are usual for missing, or
+        are declared values in another spelling; "" where there are none.
     """
 
     name: str
@@ -63,6 +66,7 @@ class ColumnFit(NamedTuple):
     high: float | None
     done: dict[str, str]
     commas: int = 0
+    advice: str = ""
 
 
 class UnitFit(NamedTuple):
@@ -238,7 +242,31 @@ class _Seen:
             high=self.high if some else None,
             done=_done(column, private),
             commas=self.commas,
+            advice=_advice(column, [cell.strip() for odd in self.odd.values() for cell in odd]),
         )
+
+
+def _advice(column: Column, odd: Sequence[str]) -> str:
+    """Returns what to write for cells that often mean missing, or are declared in another spelling."""
+    told = []
+    usual = sorted(filter(often_missing, odd))
+    if usual:
+        either = " or ".join(map(repr, usual))
+        told.append(f"if {either} means missing, add missing_values = {toml(usual)}")
+    declared: dict[str, dict[str, str]] = {}  # key of the table → cell → what it means
+    if isinstance(column, Level):
+        declared["codes"] = {spelt(code): column.levels[index] for code, index in column.codes}
+    elif isinstance(column, Binary):
+        for key, codes in {"true": column.true, "false": column.false}.items():
+            declared[key] = {spelt(code): key for code in sorted(codes, key=str)}
+    for key, cells in declared.items():
+        alike = {word.casefold(): means for cell, means in cells.items() for word in (means, cell)}
+        more = {cell: alike[cell.casefold()] for cell in sorted(odd) if cell.casefold() in alike}
+        if more:
+            both = cells | more
+            listed = toml(both if key == "codes" else list(both))
+            told.append(f"to read the spelling of this file, too: {key} = {listed}")
+    return "; ".join(told)
 
 
 def _done(column: Column, private: bool) -> dict[str, str]:

@@ -99,7 +99,7 @@ def check_columns(study: Study, schema: Any, columns: Sequence[str]) -> None:
         if column.column == identity:
             raise errors.ConfigError(
                 f"data.{key} is {identity!r}, which [data.schema.{name}] declares too",
-                "what says whose a row is may be no covariate; take it out of the schema",
+                "what says whose a row is may be no covariate; take it out of the formula and the schema",
             )
     if declared is None:
         return

@@ -488,6 +488,57 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
     assert raw["data"]["schema"]["readmitted"]["true"] == ["<30"]
 
 
+def test_a_number_of_a_sample_says_whose_a_row_is_and_the_review_shows_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_on_terminal", lambda: True)
+    rows = "".join(
+        f"{8_000 + i // 2},{1 + i % 9},{-9 if i % 9 == 3 else 1 + i % 10},{i % 2}\n"
+        for i in range(200)
+    )
+    source = tmp_path / "north.csv"
+    source.write_text(f"Sample code,Cell size,nuclei,malignant\n{rows}")
+    answers = [
+        *["", "", "", ""],  # the look, an identifier, the promise, ε
+        *[
+            "patient",
+            "",
+            "Sample_code",
+        ],  # no column is called patient_id, so that Enter is no answer
+        *["", "", "900", "", ""],  # relation to δ, the outcome
+        *["out", "1..10", "", ""],  # size, nuclei, -9, the rule
+        *["", "6", "", ""],  # server; the formula is asked again; Enter writes
+    ]
+    given = ["--name", "trial", "--kind", "logistic", "--clients", "a,b", "--response", "malignant"]
+    folder = tmp_path / "study"
+    done = fedvi("init", folder, *given, "--from", source, input="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    assert "Sample_code repeats, so that a patient may have several rows. Unit" in done.output
+    assert "Column that says whose a row is: " in done.output
+    assert "malignant ~ nuclei  (without Sample_code, Cell_size)" in done.output
+    assert "missing-values nuclei   -9" in done.output
+    assert (
+        "(? lists the columns) [malignant]: " in done.output
+    )  # what the flag said, not its review
+    raw = tomllib.loads((folder / "study.toml").read_text())
+    assert raw["data"]["unit_column"] == "Sample code"
+    assert raw["model"]["formula"] == "malignant ~ nuclei"
+
+
+def test_whose_a_row_is_takes_either_name_of_a_column_and_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "north.csv").write_text("Sample code,age,died\n1,50,0\n")
+    given = ["--from", tmp_path / "north.csv", "--yes", "--clients", "a,b", "--unit", "patient"]
+    given += ["--response", "died", "--max-records", "900"]
+    done = fedvi("init", tmp_path / "study", *given)
+    assert done.exit_code == 2
+    assert "--unit-column is missing" in done.output
+    done = fedvi("init", tmp_path / "study", *given, "--unit-column", "Sample_code")
+    assert done.exit_code == 0, done.output
+    raw = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert raw["data"]["unit_column"] == "Sample code"
+    assert raw["model"]["formula"] == "died ~ age"
+
+
 def test_what_a_missing_cell_is_can_be_said_by_flags(tmp_path: Path) -> None:
     given = ["--yes", "--clients", "a,b", "--max-records", "900", "--formula", "died ~ age + sex"]
     given += ["--column", "age=number:18..100", "--column", "sex=binary:m/f"]
@@ -673,18 +724,22 @@ def test_the_steps_can_be_followed_as_they_are_written(
             arguments[-1] = "tls/north"
         done = fedvi(*arguments)
         assert done.exit_code == 0, (line, done.output)
+        assert "warning" not in done.output, line
         if arguments[:2] == ["enroll", "north"] and "--certificate" not in arguments:
             shutil.copy("tls/north/request.pem", "north-request.pem")
         if arguments[:2] == ["ca", "init"]:
             listed = fedvi("ca", "list", "--ca", "authority").output
             fingerprint = listed.partition("fingerprint: ")[2].split()[0]
     assert (folder / "tls/north/cert.pem").exists()
+    # A site looks at its own file while the study can still be changed, and tries on no real table.
+    assert "fedvi data inspect study.toml --data north.csv" in commands
+    assert "a second run,\nand its price adds up" in steps
     # What is left names commands that there are, with options that they take.
     for line in set(commands) - set(run):
         words = line.split()
         if words[0] != "fedvi":
             continue
-        known = fedvi(*words[1 : 3 if words[1] == "ledger" else 2], "--help").output
+        known = fedvi(*words[1 : 3 if words[1] in ("data", "ledger") else 2], "--help").output
         for word in words:
             assert not word.startswith("--") or word in known, line
 

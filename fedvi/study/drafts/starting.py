@@ -152,6 +152,11 @@ def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str
         if answers.private
         else "Nothing is promised: what leaves a site is not noised."
     )
+    twice = (
+        " On real tables `fedvi simulate` is a second run,\nand its price adds up with that of the first."
+        if answers.private
+        else ""
+    )
     own = (
         "`policy.toml` is a proposal for each site's own policy, which caps what it will release; each "
         "site\ndecides about its own. "
@@ -168,8 +173,12 @@ def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str
 {state}```console
 $ fedvi check study.toml{policy}
 $ fedvi plan study.toml                     # how wide intervals will be, before any record is read
-$ fedvi simulate study.toml --out trial     # in one process; it reads the files that study.toml names
+$ fedvi simulate study.toml --out trial     # on made-up or public tables: those that study.toml names
+{first}$ fedvi data inspect study.toml --data {first}.csv    # at every site, and for its own eyes
 ```
+
+What a site's code book spells otherwise than the study, such as a level or a code for missing cells, is
+written into the study now: later it would be another study.{twice}
 
 {own}The digest that `fedvi check` prints must be the same at every site.
 
@@ -181,7 +190,8 @@ Keys are made where they are used, and stay there; requests and certificates tra
 coordinator$ fedvi ca init authority --name "{answers.name}"
 coordinator$ fedvi enroll server --dir tls/server --role server --host {host}
 coordinator$ fedvi ca sign tls/server/request.pem --ca authority --role server --out server.pem
-coordinator$ fedvi enroll server --dir tls/server --certificate server.pem --ca authority/ca.pem
+coordinator$ fedvi enroll server --dir tls/server --certificate server.pem --ca authority/ca.pem \\
+    --fingerprint HEX
 
 {first}$ fedvi enroll {first} --dir tls       # at every site, under its own name; tls/request.pem travels
 {signs}

@@ -107,6 +107,28 @@ def test_what_names_no_column_is_refused(options: dict[str, Any], said: str, tab
         drafted(table, **options)
 
 
+def test_an_identifier_is_no_covariate_and_numbers_that_often_mean_missing_are_drafted(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "Sample code,veil,nuclei,cost,died\n"
+        + "".join(
+            f"{7_000 + i // 2},p,{-9 if i % 9 == 3 else 1 + i % 10},{3 * i},{i % 2}\n"
+            for i in range(180)
+        )
+    )
+    found = drafted(path, response="died")
+    assert '# "Sample code" identifies records or people, by its name' in found.text
+    assert 'unit_column = "Sample code" under [data]' in found.text
+    # One level is no level for a study.
+    assert '# "veil" is the same in all records of this file' in found.text
+    # Whole numbers that all differ may be amounts: they stay.
+    assert found.formula == "died ~ nuclei + cost"
+    assert "missing_values = [-9]   # CONFIRM: taken as missing" in found.text
+    assert "data.schema.nuclei.missing_values" in found.confirm
+
+
 def test_a_nan_among_levels_is_drafted_as_missing(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("grade,sex\n" + "1,m\n2,f\n3,nan\nnan,m\n" * 5)

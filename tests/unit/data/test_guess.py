@@ -88,6 +88,10 @@ def test_names_that_may_be_names_are_taken_for_them(text: str, tmp_path: Path) -
         ("USUBJID", [f"S-{i % 20}" for i in range(100)], True),
         ("patientunitstayid", [str(141_764 + i % 95) for i in range(100)], True),
         ("admission_type_id", [str(i % 8) for i in range(100)], False),  # codes of a list: a level
+        ("Sample code number", [str(1_000_025 + i % 90) for i in range(100)], True),
+        ("Case No.", [str(i % 80) for i in range(100)], True),
+        ("specimen_code", [str(i % 8) for i in range(100)], False),  # codes of a list
+        ("case_count", [str(i % 80) for i in range(100)], False),
         ("site_id", [str(i % 80) for i in range(100)], True),
         ("covid", [str(i % 80) for i in range(100)], False),
         ("note", [f"text {i % 70}" for i in range(100)], False),

@@ -67,6 +67,36 @@ def test_every_cell_gets_its_verdict_and_examples_are_shown(table: Path) -> None
     assert found["stage"].examples == {"unknown": [("III", 1)]}
 
 
+def test_codes_for_missing_and_other_spellings_come_with_what_to_write(tmp_path: Path) -> None:
+    schema = parse_schema(
+        {
+            "died": {"type": "binary", "true": ["yes"], "false": ["no"]},
+            "age": {"type": "number", "bounds": [18, 100]},
+            "stage": {"type": "level", "levels": ["low", "high"]},
+            "grade": {
+                "type": "level",
+                "levels": ["I", "II"],
+                "codes": {"1": "I", "2": "II"},
+            },
+        },
+        private=True,
+    )
+    path = tmp_path / "north.csv"
+    path.write_text(
+        "died,age,stage,grade\nYES,50,Low,I\nno,999,unknown,ii\nmaybe,Unknown,HIGH,1\nno,120,mid,3\n"
+    )
+    found = inspect_file(path, schema, tuple(schema), private=True).columns
+    assert {column.name: column.advice for column in found} == {
+        "died": 'to read the spelling of this file, too: true = ["yes", "YES"]',
+        "age": "if '999' or 'Unknown' means missing, add missing_values = [\"999\", \"Unknown\"]",
+        "stage": "if 'unknown' means missing, add missing_values = [\"unknown\"]; to read the spelling of "
+        'this file, too: codes = { low = "low", high = "high", HIGH = "high", Low = "low" }',
+        # `codes` stand in the place of the levels' own names.
+        "grade": "to read the spelling of this file, too: "
+        'codes = { 1 = "I", 2 = "II", I = "I", ii = "II" }',
+    }
+
+
 def test_what_is_done_with_a_cell_is_said_in_words(table: Path) -> None:
     done = {column.name: column.done for column in fit(table).columns}
     assert done["age"]["missing"] == "taken as 50"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,18 @@ def test_times_and_counts_are_foretold_too() -> None:
     raw["data"]["schema"]["days"] = {"type": "number", "bounds": [1, 365], "center": 0, "scale": 30}
     found = widths(planned(raw), 1)
     assert all(0.0 < row.open_sd <= row.sd for row in found.rows)
+
+
+def test_the_step_of_the_prior_is_told_also_where_it_is_one(tmp_path: Path) -> None:
+    raw = raw_plan(1.0)
+    raw["data"]["schema"]["score"]["expected"]["sd"] = 1.0
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(raw))
+    said = CliRunner().invoke(main, ["plan", str(path)]).output
+    # The table is of another unit: without its own, the one would be held against the other.
+    assert re.search(
+        r"the prior says, .*: age \S+ to \S+ per 10; score \S+ to \S+ per 1; male \S+ to", said
+    )
 
 
 def test_the_command_prints_widths_needs_prior_and_help(tmp_path: Path) -> None:
