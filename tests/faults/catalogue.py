@@ -631,6 +631,31 @@ _MASKS = (
         "A site masks with whomever the authority signs.",
         "unit/client/test_masking.py",
     ),
+    _fault(
+        "a-layer-too-few-for-the-missing",
+        "privacy/top_up.py",
+        "return count\n        raise",
+        "return count - 1\n        raise",
+        "A sum without some sites has less noise than it is priced for.",
+        "unit/privacy/test_top_up.py",
+        "unit/client/test_opening.py",
+    ),
+    _fault(
+        "a-secret-that-is-opened-though-a-site-is-missing",
+        "client/opening.py",
+        "    if outside:",
+        "    if not inside:",
+        "The server draws, and takes off, the layers of noise that the sum needs.",
+        "unit/client/test_opening.py",
+    ),
+    _fault(
+        "layers-of-half-the-noise",
+        "privacy/top_up.py",
+        "[np.where(keeps, column, entry & 0xFFFF)]",
+        "[np.where(keeps, column, entry & 0xFFFF)] // 2",
+        "Noise that makes up for missing sites has half the sd that it should.",
+        "unit/privacy/test_top_up.py",
+    ),
 )
 
 FAULTS: tuple[Fault, ...] = (*_PRIVACY, *_PROTOCOL, *_FAMILIES, *_RESULTS, *_MASKS)

@@ -187,6 +187,45 @@ def test_sums_are_exact_whoever_drops_out(round_: Round, step: str, missing: int
     assert [len(named) for named, _ in round_.read] == sizes
 
 
+@pytest.mark.parametrize("missing", range(3))
+def test_an_opening_holds_no_layer_that_the_sum_needs(round_: Round, missing: int) -> None:
+    opened: dict[str, bytes] = {}
+
+    def heard(name: str) -> Callable[[Request], Request]:
+        def noted(request: Request) -> Request:
+            if step_of(request) == "open":
+                opened.setdefault(name, request.part.content)
+            return request
+
+        return noted
+
+    workers = {
+        name: round_.worker(name, lambda link, name=name: Lying(link, request=heard(name)))
+        for name in NAMES
+    }
+    gone = NAMES[1 : 1 + missing]
+    for name in gone:
+        workers[name] = round_.worker(name, lambda link: Dying(link, "submit", heard=False))
+    round_.go_on(workers)
+    if missing:
+        round_.wait()
+    round_.go_on(workers, until=lambda: len(round_.history) == 1)
+    assert set(opened) == set(NAMES) - set(gone)
+    layers = round_.assembly.gather.top_up
+    stays = layers.kept(missing)
+    for name, content in opened.items():
+        secret = round_.secrets[f"{name}/0"]
+        keys = [key for _, key in top_up.layer_keys(secret, range(len(layers.layers)))]
+        # Where nobody is missing the secret opens all layers; else no secret and no share leaves.
+        assert (secret in content) == (not missing)
+        assert [key in content for key in keys[:stays]] == [False] * stays
+        if missing:
+            spare = b"".join(keys[stays:])
+            assert content.startswith(top_up.self_mask_key(secret))
+            assert content.endswith(spare)
+            assert len(content) == 32 * (1 + missing) + len(spare)
+
+
 def test_who_comes_back_is_in_the_next_sum(round_: Round) -> None:
     workers = round_.all()
     workers["east"] = round_.worker("east", lambda link: Dying(link, "submit", heard=False))
