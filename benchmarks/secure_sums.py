@@ -36,7 +36,7 @@ from fedvi.federation.messages import (
     Submit,
     Tensor,
 )
-from fedvi.privacy import events, ledger
+from fedvi.privacy import events, ledger, top_up
 from fedvi.privacy.sums import Sums
 from fedvi.server import app as apps
 from fedvi.server.coordinator import Coordinator
@@ -77,6 +77,9 @@ class Case(NamedTuple):
         half = self.size // 2
         family, names = expfam.diagonal_gaussian(half), self.names
         shapes = {"h": (half,), "J": (half,)}
+        least, layers = self.sites - self.missing, top_up.NONE
+        if self.missing and self.bits:
+            layers = top_up.planned(self.sites, 1, least, 1)
         return ServerSpec(
             study_digest="ab" * 32,
             clients=names,
@@ -86,7 +89,7 @@ class Case(NamedTuple):
             step_rule=damping.adaptive(),
             finish=dict.fromkeys(names, finish_natural),
             costs=dict.fromkeys(names, _COST),
-            gather=Gather(Sums(self.sites - self.missing, 1), STEP, shapes, self.bits),
+            gather=Gather(Sums(least, 1), STEP, shapes, self.bits, layers),
         )
 
 
@@ -98,7 +101,13 @@ def site(case: Case, name: str, link: Link, signers: Any) -> tuple[Link, Masking
         return link, None
     header = ledger.Header("benchmark", "ab" * 32, name, "record", "substitute", "message", False)
     form = Form(
-        spec.study_digest, spec.clients, gather.shapes, gather.step, gather.bits, gather.sums
+        spec.study_digest,
+        spec.clients,
+        gather.shapes,
+        gather.step,
+        gather.bits,
+        gather.sums,
+        gather.top_up,
     )
     store = MemoryClientStore(ledger.open_ledger(header))
     masking = Masking(name, form, signers[name], store)
