@@ -353,14 +353,14 @@ class _Waiting:
         if time.monotonic() - self._last < _WAITING_SECONDS:
             return
         self._last = time.monotonic()
-        finding, address = None, probe.parse_address(self._server)
-        if self._tls is not None:
+        finding, mismatch = None, probe.mismatch(self._server, self._tls)
+        if isinstance(mismatch, errors.ConfigError):
+            raise mismatch
+        if mismatch is not None:
+            reason = f"{mismatch.message}: {mismatch.hint}"
+        elif self._tls is not None:
+            address = probe.parse_address(self._server)
             finding = probe.believed(*address, self._tls, certificates.now())
-        elif probe.speaks_tls(*address):
-            raise errors.ConfigError(
-                f"the server at {self._server} speaks TLS alone, and --tls is not given",
-                "name the folder that `fedvi enroll` made with --tls",
-            )
         if finding is None or finding.status != "fail":
             # Only those count that nothing came between, not a handshake either that went well.
             self._hang_ups = 0
@@ -371,8 +371,6 @@ class _Waiting:
                 raise errors.IdentityError(finding.said, finding.advice)
             if finding.check == "server's certificate":
                 reason = finding.said
-            elif finding.said == probe.NO_TLS:
-                reason = f"{finding.said}, and --tls is given: {finding.advice}"
         self._report("waiting", f"waiting for {self._server}: {reason}")
 
 
