@@ -1,7 +1,7 @@
 """Defines every error that fedvi raises on purpose, each with a hint."""
 
 import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "as_one",
     "did_you_mean",
     "in_words",
+    "worth_telling",
 ]
 
 
@@ -201,3 +202,21 @@ def in_words(expected: str) -> str:
     found = expected.removeprefix("Input should be ")
     plain, comma, rest = found.partition(",")
     return _TYPES.get(plain, plain) + comma + rest
+
+
+def worth_telling(problems: Sequence[Any]) -> list[Any]:
+    """Leaves out those of a validator's problems that say again what another one says.
+
+    A misspelt key is also missing under its right name: the unknown key is more helpful.
+    """
+    unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
+    return [
+        problem
+        for problem in problems
+        if problem["type"] != "missing"
+        or not any(
+            loc[:-1] == problem["loc"][:-1]
+            and difflib.get_close_matches(str(problem["loc"][-1]), [str(loc[-1])], cutoff=0.5)
+            for loc in unknown
+        )
+    ]

@@ -63,7 +63,8 @@ class Question(NamedTuple):
             return None
         if text == _SKIP:
             raise errors.ConfigError(
-                "this cannot be left open", "Enter takes what stands in brackets, if anything"
+                "this cannot be left open",
+                "answer it; Enter alone takes the value in brackets, if there is one",
             )
         text = text or self.default or ""
         if not text:

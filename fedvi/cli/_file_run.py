@@ -140,6 +140,7 @@ def _check_no_server(folder: Path) -> None:
     """Names a running server, which holds the lock of the state."""
     if _remote.runs(folder):
         raise errors.LedgerError(
-            f"a server runs on {folder} (it answers at {folder / SOCKET}), and a state has one user",
+            f"a server runs on {folder} (it answers at {folder / SOCKET}), and only one process may use "
+            "a state",
             hint="stop it with SIGTERM, export or import, and start it again: it goes on where it was",
         )

@@ -96,7 +96,7 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
     described = load_study(source)
     if not described.data.columns_schema:
         raise errors.ConfigError(
-            f"{source} declares no columns under [data.schema], which a file could be held against",
+            f"{source} declares no columns under [data.schema], so that no file can be compared with it",
             "leave the study out to see what a table looks like: fedvi data inspect FILE",
         )
     declared = parse_schema(described.data.columns_schema, private=described.privacy.private)

@@ -74,9 +74,9 @@ def connected(state: Path | None, server: str | None, tls: Path | None) -> Itera
     """Opens a channel to a server, and turns what it refuses into the errors of this package.
 
     Raises:
-      ConfigError: the options contradict one another, or no folder is given and not exactly one is
-        found here.
-      TransportError: there is no server.
+      ConfigError: the options contradict one another, no folder is given and not exactly one is found
+        here, or the server speaks TLS and no certificate is given.
+      TransportError: there is no server, or it speaks no TLS and this command does.
       FedviError: what the server answered.
     """
     if server is None:
@@ -92,8 +92,16 @@ def connected(state: Path | None, server: str | None, tls: Path | None) -> Itera
         from fedvi.transport import identity
 
         channel = grpc.secure_channel(server, identity.channel_credentials(tls))
-    with channel, calling():
-        yield channel
+    with channel:
+        try:
+            with calling():
+                yield channel
+        except errors.TransportError as error:
+            if server is None:
+                raise
+            from fedvi.transport import probe
+
+            raise probe.mismatch(server, tls) or error from None
 
 
 @contextlib.contextmanager

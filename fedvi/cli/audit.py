@@ -36,12 +36,16 @@ __all__ = ["audit"]
     "them: keep the report with the data.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the audit's draws."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of what is drawn.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.0, min_open=True),
-    help="Begin no layer after so many seconds. What is left is NOT CHECKED.",
+    help="Start no further check after so many seconds. The rest is reported as NOT CHECKED.",
 )
 @click.option(
     "--one-table",

@@ -55,13 +55,13 @@ def init(folder: Path, name: str, days: int, as_json: bool) -> None:
 @ca.command()
 @click.argument("request", type=click.Path(dir_okay=False, path_type=Path))
 @_folder
-@click.option("--name", help="Whom the request must be of; a request of another name is refused.")
+@click.option("--name", help="The name that the request must have; any other is refused.")
 @click.option(
     "--role",
     type=click.Choice(certificates.ROLES),
     default="client",
     show_default=True,
-    help="What the request must ask for; whoever signs decides.",
+    help="The role that the request must ask for; any other is refused.",
 )
 @click.option("--days", default=90, show_default=True, help="How long the certificate lives.")
 @click.option(
@@ -107,7 +107,9 @@ def sign(
 def renew(
     name: str | None, folder: Path, days: int | None, out: Path | None, as_json: bool
 ) -> None:
-    """Give the party NAME, or without a name the authority itself, a certificate with new dates.
+    """Make a certificate with new dates for the party NAME.
+
+    Without NAME, it is the authority's own certificate.
 
     The key stays, so nothing that was signed has to be signed again. The old certificate stays
     valid until it ends, so that there is time to install the new one.
@@ -131,9 +133,9 @@ def renew(
 @click.option("--fingerprint", help="Revoke this one certificate of the party alone.")
 @_json
 def revoke(name: str, folder: Path, fingerprint: str | None, as_json: bool) -> None:
-    """Take the party NAME off the roster: the server refuses its next call.
+    """Take the party NAME off the roster, so that servers refuse it.
 
-    That is as soon as the server's roster says so: copy it there, unless the server reads this one.
+    Copy roster.json to the server, unless the server reads this one. It then refuses NAME's next call.
     """
     count = authority.revoke(folder, name, fingerprint)
     if as_json:

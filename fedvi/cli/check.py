@@ -9,6 +9,7 @@ import click
 from fedvi import errors
 from fedvi.cli import _outlook
 from fedvi.client.policy import load_policy
+from fedvi.data.line_numbers import with_lines
 from fedvi.planning.advice import outlook
 from fedvi.planning.plan import Plan, plan
 from fedvi.planning.priors import quarrels
@@ -18,7 +19,6 @@ from fedvi.privacy import accountants, joint_claims, ledger, statement
 from fedvi.report import tables
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import load_study
-from fedvi.study.line_numbers import with_lines
 from fedvi.study.policies import check_code
 
 __all__ = ["check"]

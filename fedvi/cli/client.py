@@ -46,15 +46,14 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
-    help="The file of records: CSV, Parquet (or a folder of it) or NumPy's, by the end of its name. If "
-    "left out, the one that the study names for this client.",
+    help="The file of records: .csv, .tsv, .csv.gz, .parquet (or a folder), .npz, .npy. [default: the "
+    "one that the study names for this client]",
 )
 @click.option(
     "--cache",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Keep prepared records on the disk of this folder while they are worked on, in files without "
-    "a name that go when the client ends. Left out: in memory, or, from 512 MiB up, on the system's disk "
-    "for what is temporary.",
+    help="Keep prepared records in hidden temporary files in this folder, which are gone when the client "
+    "ends. [default: in memory; from 512 MiB up, in the system's folder for temporary files]",
 )
 @click.option(
     "--server",
@@ -101,7 +100,12 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
     help="Keep what the solver tells of the records in this folder. Nobody paid for these numbers: "
     "they are for this site's eyes alone.",
 )
-@click.option("--log-format", type=click.Choice(["plain", "json"]), default="plain")
+@click.option(
+    "--log-format",
+    type=click.Choice(["plain", "json"]),
+    default="plain",
+    help="How lines on standard error are written.",
+)
 @click.option(
     "--give-up-after",
     type=click.FloatRange(min=0.0),
@@ -219,8 +223,8 @@ def _work(worker: Worker, link: Link) -> str:
     except Exception as error:
         where = "".join(traceback.format_tb(error.__traceback__))
         raise errors.FedviError(
-            f"the client failed with {type(error).__name__}, whose text is left out: it may tell of "
-            f"records\n{where}",
+            f"the client failed with {type(error).__name__}; its message is not shown, since it may "
+            f"contain values of records\n{where}",
             "the ledger is safe; start it again with the same --state to go on",
         ) from None
 
@@ -353,14 +357,14 @@ class _Waiting:
         if time.monotonic() - self._last < _WAITING_SECONDS:
             return
         self._last = time.monotonic()
-        finding, address = None, probe.parse_address(self._server)
-        if self._tls is not None:
+        finding, mismatch = None, probe.mismatch(self._server, self._tls)
+        if isinstance(mismatch, errors.ConfigError):
+            raise mismatch
+        if mismatch is not None:
+            reason = f"{mismatch.message}: {mismatch.hint}"
+        elif self._tls is not None:
+            address = probe.parse_address(self._server)
             finding = probe.believed(*address, self._tls, certificates.now())
-        elif probe.speaks_tls(*address):
-            raise errors.ConfigError(
-                f"the server at {self._server} speaks TLS alone, and --tls is not given",
-                "name the folder that `fedvi enroll` made with --tls",
-            )
         if finding is None or finding.status != "fail":
             # Only those count that nothing came between, not a handshake either that went well.
             self._hang_ups = 0
@@ -371,8 +375,6 @@ class _Waiting:
                 raise errors.IdentityError(finding.said, finding.advice)
             if finding.check == "server's certificate":
                 reason = finding.said
-            elif finding.said == probe.NO_TLS:
-                reason = f"{finding.said}, and --tls is given: {finding.advice}"
         self._report("waiting", f"waiting for {self._server}: {reason}")
 
 

@@ -27,10 +27,12 @@ _PUBLIC = (
 _columns = click.option(
     "--columns",
     metavar="NAME,NAME,…",
-    help="Of all columns, in order, for a file that does not begin with their names.",
+    help="The names of all columns, in order, if the file's first line does not have them.",
 )
 _separator = click.option(
-    "--separator", metavar="CHARACTER", help="Between cells. [default: what the first line has]"
+    "--separator",
+    metavar="CHARACTER",
+    help="What stands between cells. [default: as in the first line]",
 )
 
 
@@ -133,8 +135,9 @@ def schema(
     separator: str | None,
     out: Path | None,
 ) -> None:
-    """Draft the [data] section of a study from a file: a type for each column, and what to state.
+    """Draft the [data] section of a study from a file.
 
+    It has a type for each column, and says what you must state.
     Bounds are left empty and marked STATE ME; a study does not run before they are filled in. Bounds
     taken from the data would reveal values of single records to everybody who reads the study. State
     what the quantity can be. Levels are listed as found and marked CONFIRM: keep those that are public
@@ -226,7 +229,9 @@ def split(
     separator: str | None,
     out: Path,
 ) -> None:
-    """Divide a table among simulated clients, one file each, and print their [[clients]] tables.
+    """Divide a table among simulated clients, one file each.
+
+    It also prints the [[clients]] tables that a study of these files needs.
 
     \b
       fedvi data split all.csv --by hospital --out shards
@@ -350,7 +355,7 @@ def _client_names(values: Sequence[str]) -> tuple[str, ...]:
     for value, name in zip(values, folded, strict=True):
         if folded.count(name) > 1:
             raise errors.DataError(
-                f"two values of the column, one of them {value!r}, would name one client",
+                f"two values of the column, one of them {value!r}, give the same name of a client",
                 "rename them in the file: names of clients are letters, digits, `.`, `_` and `-`",
             )
     return names

@@ -70,8 +70,8 @@ def doctor(
     Checks this party's certificates, DNS, the port, the TLS handshake, both certificates' names and
     dates, the roster, the versions of both sides; with STUDY, that the server runs the same one;
     with --state, the disk and, with STUDY too, the ledger against the server's. Reads no data and
-    charges no ledger. Where a ledger is compared, the server hears of the client as of any other
-    call of it.
+    charges no ledger. To compare a ledger it calls the server, which then shows this client as just
+    heard from.
 
     Exit codes: 0 nothing failed; 3 no connection or no TLS; 4 the certificate does not allow it;
     5 a ledger was rolled back; 1 something else.

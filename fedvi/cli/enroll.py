@@ -80,8 +80,8 @@ def enroll(
         return
     if role is not None or hosts or keep_key:
         raise errors.ConfigError(
-            "--role, --host and --keep-key are of a request, and --certificate was given",
-            "what was signed cannot be changed here: leave them out",
+            "--role, --host and --keep-key are for a request, and --certificate installs what was signed",
+            "leave them out, or make a new request without --certificate",
         )
     installed = enrolment.install(folder, name, certificate, authority, fingerprint)
     _tell_installed(installed, folder, fingerprint is not None, as_json)

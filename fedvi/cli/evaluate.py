@@ -100,13 +100,13 @@ def _title(found: Finished) -> str:
 def _plot(found: Finished, figures: Evaluation | HeldOut, path: Path) -> None:
     if isinstance(figures, HeldOut):
         raise errors.ConfigError(
-            f"--plot {path} is given, but the model is of whole records, expected one of an outcome",
-            "a reliability curve is of probabilities of classes: leave --plot out",
+            f"--plot {path} is given, but the model describes whole records and predicts no outcome",
+            "the plot compares predicted probabilities with outcomes: leave --plot out",
         )
     if figures.classes is None:
         raise errors.ConfigError(
             f"--plot {path} is given, but the outcome is of kind {figures.outcome!r}, expected classes",
-            "a reliability curve is of probabilities: leave --plot out",
+            "the plot compares predicted probabilities with outcomes: leave --plot out",
         )
     rows, predicted, observed = zip(*figures.classes.groups, strict=True)
     plots.reliability(predicted, observed, rows, _title(found), path)

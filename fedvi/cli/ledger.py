@@ -48,7 +48,7 @@ def ledger() -> None:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
-    """Print what each ledger promises and what it reserved, with ε after each release.
+    """Print what each ledger promises, and each release with its ε.
 
     The running ε is for information only. The ε to state is that of all releases that the study plans,
     whenever it stops; `fedvi ledger verify --recompute` prints it. A damaged ledger
@@ -97,7 +97,9 @@ def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
 @click.option("--delta", type=float, help="Price at this δ instead of the header's.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_json: bool) -> None:
-    """Recompute every hash and every state, and with --recompute every price.
+    """Check that ledgers are whole, and with --recompute their prices.
+
+    It recomputes every hash and every state.
 
     In a site's store, of a study with masked sums that some sites may miss, it also checks who signed the
     sum that each of the site's answers was opened in.

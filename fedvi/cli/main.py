@@ -48,7 +48,7 @@ _COMMANDS = {
     "pause": "Stop a running server from handing out tasks; answers are still taken.",
     "resume": "Let a paused server hand out tasks again.",
     "stop": "End a run for good, and tell its clients.",
-    "remove": "Divide a client's factor out of a running server's posterior, for good.",
+    "remove": "Take what a client contributed out of a running server's posterior, for good.",
     "health": "Ask whether a server serves; for containers and scripts.",
     "ca": "Sign, renew and revoke certificates; list who may take part.",
     "enroll": "Make a party's key and its request; install the certificate that came back.",
@@ -142,11 +142,11 @@ def main() -> None:
       fedvi check examples/heart-disease/study.toml
       fedvi simulate examples/heart-disease/study.toml
 
-    Compiled programs are kept for the next start, in fedvi/jax of your folder of caches (~/.cache), of at
-    most 512 MiB. FEDVI_COMPILATION_CACHE names another folder, or turns that "off".
+    So that later starts are faster, fedvi keeps compiled programs in ~/.cache/fedvi/jax, at most 512 MiB.
+    Set the environment variable FEDVI_COMPILATION_CACHE to another folder, or to "off".
 
     Exit codes: 0 done; 1 something else failed, was found wrong or not confirmed; 2 the study, the data
     or the command line is wrong; 3 no connection; 4 not authorised; 5 the privacy budget does not allow
-    it, or a ledger or state is damaged; 6 the run failed or was stopped; 130 stopped by Ctrl-C, but for a
-    server or client, which then end in order, with 0.
+    it, or a ledger or state is damaged; 6 the run failed or was stopped; 130 stopped by Ctrl-C, which
+    ends a server or a client with 0.
     """

@@ -250,8 +250,8 @@ def _draw(cells: "tuple[Cell, ...]", ratio: str, name: str, path: Path) -> None:
                 )
     if not views:
         raise errors.ConfigError(
-            "--plot has nothing to draw: no private study of the table can be foretold",
-            "leave it out of a study without protection",
+            "--plot has nothing to draw: widths can be predicted for none of the table's private studies",
+            "leave --plot out; a study without protection has no such table",
         )
     plots.smallest_effects(
         views, f"smallest {_what(ratio)}", f"{name}: smallest effect that a study would find", path

@@ -44,7 +44,7 @@ _NOT_PRIVATE = (
     type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
-    help="Of the central intervals.",
+    help="The probability of the intervals, central ones.",
 )
 @click.option(
     "--id",
@@ -56,10 +56,10 @@ _NOT_PRIVATE = (
     type=click.IntRange(min=2),
     default=1000,
     show_default=True,
-    help="Draws of θ, for a model whose predictions have no quadrature.",
+    help="How many draws of θ a prediction averages over, for models that need draws.",
 )
 @click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of these draws."
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of these draws."
 )
 def predict(
     run: Path, file: Path, out: Path, level: float, id_column: str | None, draws: int, seed: int
@@ -204,7 +204,7 @@ def _check_known(how: Predictor, told: Forecast, fits: np.ndarray, first: int, f
     if len(unknown):
         raise ModelError(
             f"record {first + unknown[0]} of {file.name}: {how.unknown}",
-            "a prediction is a mean over the posterior, with its sd: take a law that has both",
+            "a prediction is a mean with an sd: choose an outcome distribution that has both",
         )
 
 
@@ -222,7 +222,7 @@ def _latents(model: Any, posterior: Eta) -> Latents:
     if isinstance(model, TellsLatents):
         return model.latents(posterior)
     raise ConfigError(
-        f"of model {type(model).__name__} neither an outcome nor latents of new records can be told",
+        f"model {type(model).__name__} can predict neither an outcome nor latent values of new records",
         "`fedvi posterior` writes draws of its parameters; `fedvi synthesise` writes records of models of "
         "whole records",
     )

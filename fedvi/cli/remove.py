@@ -23,7 +23,8 @@ def remove(
     client: str,
     yes: bool,
 ) -> None:
-    """Remove a client from a running server's run, for good: the posterior goes on without its factor.
+    """Remove a client from a running server's run, for good, and take what it contributed out of the
+    posterior.
 
     The client gets no more tasks. An answer that it still sends is charged and not used. What it was
     charged stays charged: its releases have been seen. The others answer to the new posterior from

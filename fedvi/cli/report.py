@@ -25,7 +25,8 @@ _MOST_SITES = 40
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the files go; what is there of a report is replaced. [default: RUN/report]",
+    help="The folder for the files. An earlier report there is replaced; a file that was changed since, as "
+    "by a signature, or that is another's, is not: it is refused. [default: RUN/report]",
 )
 @click.option(
     "--format",

@@ -57,19 +57,23 @@ __all__ = ["server"]
 @click.option(
     "--admin",
     metavar="HOST:PORT",
-    help="Also let operators with certificates of the role admin in here. Without --tls it takes a "
-    "loopback address alone, and whoever has an account on this machine can stop the run through it: "
-    "the socket in the state folder is open to its owner alone, and needs no --admin.",
+    help="Also take calls of operators here, such as `fedvi status --server` from another machine. They "
+    "need a certificate of the role admin. Without --tls, only an address of this machine is allowed, and "
+    "every account on it can then stop the run. On this machine, `fedvi status STATE` needs no --admin.",
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Serve figures for Prometheus here.")
 @click.option(
     "--page",
     metavar="HOST:PORT",
-    help="Show the run to browsers here: a page that is read only. It takes a loopback address alone; "
-    "from elsewhere look through `ssh -L`. Every user of this machine can read it.",
+    help="Show the run to browsers here, on a page that is read only. Only an address of this machine is "
+    "allowed, such as 127.0.0.1:7480, and every user of it can read the page; from another machine, use "
+    "`ssh -L`.",
 )
 @click.option(
-    "--log-format", type=click.Choice(logs.FORMATS), default="plain", help="Of standard error."
+    "--log-format",
+    type=click.Choice(logs.FORMATS),
+    default="plain",
+    help="How lines on standard error are written.",
 )
 @click.option(
     "--linger",
@@ -82,8 +86,8 @@ __all__ = ["server"]
 @click.option(
     "--extend",
     is_flag=True,
-    help="Go on with a run of the same study before [[clients]] with `added = true` were written at its "
-    "end. Every site must then be started with the longer study file.",
+    help="Go on with a run after sites were added to its study: [[clients]] at the end of the file, each "
+    "with `added = true`. Start every site with the longer file, too.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def server(

@@ -66,9 +66,8 @@ _POOLED = "pooled fit"
 @click.option(
     "--cache",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Keep clients' prepared records on the disk of this folder while they are worked on, in files "
-    "without a name that go at the end. Left out: in memory, or, from 512 MiB a client up, on the "
-    "system's disk for what is temporary.",
+    help="Keep clients' prepared records in hidden temporary files in this folder, which are gone at the "
+    "end. [default: in memory; from 512 MiB a client up, in the system's folder for temporary files]",
 )
 @click.option(
     "--pooled",
@@ -84,14 +83,15 @@ _POOLED = "pooled fit"
 @click.option(
     "--baselines",
     is_flag=True,
-    help="Also run the Bayesian committee machine, same and split: one visit a client. Not where "
-    "privacy is promised, for each visits every client once more.",
+    help="Also print two simple baselines, for which each client answers only once: the Bayesian committee "
+    "machines “same” and “split”. Refused where privacy is promised, since they would cost more.",
 )
 @click.option(
     "--remove",
     multiple=True,
     metavar="CLIENT=ROUNDS",
-    help="Divide a client's factor out after so many rounds, as `fedvi remove` does; may be given often.",
+    help="Take what a client contributed out of the posterior after so many rounds, as `fedvi remove` "
+    "does; may be given often.",
 )
 @click.option(
     "--add",
@@ -129,7 +129,7 @@ def simulate(
     for flag, given in (("--pooled", pooled), ("--baselines", baselines)):
         if given and policies:
             raise errors.ConfigError(
-                f"{flag} is given beside --policy, and what it fits keeps to no policy",
+                f"{flag} is given beside --policy, but its fit is not private, and keeps to no policy",
                 "leave out one of the two",
             )
     if out is not None:

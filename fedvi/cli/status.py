@@ -20,8 +20,8 @@ def status(state: Path | None, server: str | None, tls: Path | None, as_json: bo
     """Show the run of a server: where it stands, who is there, whom it awaits, what was charged.
 
     STATE is the --state folder of a server on this machine. It may be left out where .fedvi holds
-    one; where it holds several, each gets a line. Of a server that is stopped, what it saved is
-    shown, priced anew. From elsewhere, give --server, the server's --admin address.
+    one; where it holds several, each gets a line. If the server is stopped, you see what it saved,
+    with ε computed anew. From another machine, give --server, the server's --admin address.
 
     \b
       fedvi status .fedvi/heart-disease/server

@@ -37,11 +37,12 @@ import importlib.machinery
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
 
 from fedvi import errors, models
+from fedvi.data.line_numbers import with_lines
 from fedvi.inference import solvers
 from fedvi.privacy import accountants, mechanisms, sampling
 from fedvi.privacy import ledger as ledgers
@@ -92,12 +93,29 @@ class _Section(pydantic.BaseModel):
     )
 
 
+def _named(kind: str) -> pydantic.AfterValidator:
+    """Returns what refuses a name that is no built-in of a kind.
+
+    Neither historical accountants nor "module:function" are: budgets need certified bounds.
+    """
+
+    def check(value: str) -> str:
+        if value not in _BUILT_IN[kind]:
+            hint = errors.did_you_mean(value, _BUILT_IN[kind])
+            if kind not in ("accountants", "relations"):
+                hint += "; code from elsewhere is allowed by [[allow.custom]]"
+            raise ValueError(hint)
+        return value
+
+    return pydantic.AfterValidator(check)
+
+
 class _Run(_Section):
     """``[run]``: caps on one study, priced by the site's own ``accountant``."""
 
     epsilon: float = pydantic.Field(gt=0.0, description="Largest privacy loss of one study.")
     delta: float = pydantic.Field(gt=0.0, lt=0.5, description="At which epsilon is priced.")
-    accountant: str = pydantic.Field(
+    accountant: Annotated[str, _named("accountants")] = pydantic.Field(
         default="pld", description="What this site prices studies with, whatever they say."
     )
     noise_multiplier: float | None = pydantic.Field(
@@ -148,13 +166,13 @@ class _Allow(_Section):
     """
 
     relations: list[Relation] | None = None
-    views: list[str] | None = None
-    units: list[str] | None = None
-    models: list[str] | None = None
-    solvers: list[str] | None = None
-    samplers: list[str] | None = None
-    mechanisms: list[str] | None = None
-    accountants: list[str] | None = None
+    views: list[Annotated[str, _named("views")]] | None = None
+    units: list[Annotated[str, _named("units")]] | None = None
+    models: list[Annotated[str, _named("models")]] | None = None
+    solvers: list[Annotated[str, _named("solvers")]] | None = None
+    samplers: list[Annotated[str, _named("samplers")]] | None = None
+    mechanisms: list[Annotated[str, _named("mechanisms")]] | None = None
+    accountants: list[Annotated[str, _named("accountants")]] | None = None
     custom: list[_Custom] = pydantic.Field(default=[], description="Code from outside fedvi.")
     simulated_noise: bool = pydantic.Field(
         default=False, description="Whether noise that guarantees nothing is allowed."
@@ -200,22 +218,6 @@ class Policy(_Section):
     run: _Run
     life: _Life | None = None
     allow: _Allow = _Allow()
-
-    @pydantic.model_validator(mode="after")
-    def _known(self) -> "Policy":
-        # Neither historical accountants nor "module:function": budgets need certified bounds.
-        for name, found in (
-            ("run.accountant", [self.run.accountant]),
-            *((f"allow.{field}", getattr(self.allow, field) or []) for field in _BUILT_IN),
-        ):
-            known = _BUILT_IN[name.partition(".")[2].removesuffix("s") + "s"]
-            for value in found:
-                if value not in known:
-                    hint = errors.did_you_mean(value, known)
-                    if name not in ("run.accountant", "allow.accountants"):
-                        hint += "; code from elsewhere is allowed by [[allow.custom]]"
-                    raise ValueError(f"{name} holds {value!r}, which is no built-in|{hint}")
-        return self
 
     def check(self, request: Request) -> None:
         """Refuses a study that exceeds any line of the policy; reads no data, runs no custom code.
@@ -400,10 +402,11 @@ def load_policy(path: Path) -> Policy:
     """Reads and validates a policy file.
 
     Raises:
-      ConfigError: names the key, the value found and the value expected.
+      ConfigError: names the line, the key, the value found and the value expected; or all of them.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        text = path.read_text(encoding="utf-8-sig")
+        raw = tomllib.loads(text)
     except OSError as error:
         raise errors.ConfigError(
             f"cannot read the policy {path}: {error.strerror}", "give the path of a .toml file"
@@ -414,14 +417,17 @@ def load_policy(path: Path) -> Policy:
             "sections are written [section], keys are written key = value and stand once, "
             'texts "in quotes"',
         ) from None
-    return parse_policy(raw)
+    try:
+        return parse_policy(raw)
+    except errors.ConfigError as error:
+        raise with_lines(error, text, "policy.") from None
 
 
 def parse_policy(raw: dict[str, Any]) -> Policy:
     """Validates the tables of a policy.
 
     Raises:
-      ConfigError: names the key, the value found and the value expected.
+      ConfigError: names the key, the value found and the value expected; or all of these errors.
 
     >>> parse_policy({"run": {"epsilon": 1.0, "delta": 1e-5}}).run.accountant
     'pld'
@@ -429,34 +435,41 @@ def parse_policy(raw: dict[str, Any]) -> Policy:
     try:
         return Policy.model_validate(raw)
     except pydantic.ValidationError as failure:
-        raise _explain(failure) from None
+        raise errors.as_one(map(_explain, errors.worth_telling(failure.errors()))) from None
 
 
-def _explain(failure: pydantic.ValidationError) -> errors.ConfigError:
-    problems = failure.errors()
-    # A misspelt key also counts as missing under its right name: report the unknown key.
-    unknown = (problem for problem in problems if problem["type"] == "extra_forbidden")
-    problem = next(unknown, problems[0])
-    path = "policy." + ".".join(str(part) for part in problem["loc"])
-    kind = problem["type"]
+def _explain(problem: Any) -> errors.ConfigError:
+    """Turns one of the validator's problems into our error."""
+    location, kind = problem["loc"], problem["type"]
+    path = "policy." + ".".join(str(part) for part in location)
     if kind == "extra_forbidden":
-        known = _known_keys(problem["loc"][:-1])
-        return errors.ConfigError(
-            f"{path}: unknown key", errors.did_you_mean(str(problem["loc"][-1]), known)
-        )
+        hint = errors.did_you_mean(str(location[-1]), _known_keys(location[:-1]))
+        return errors.ConfigError(f"{path}: unknown key", hint)
     if kind == "missing":
-        add = f"add `{problem['loc'][-1]} = …`"
-        if problem["loc"] == ("run",):
+        add = f"add `{location[-1]} = …`"
+        if location == ("run",):
             add = "add a section [run] with epsilon and delta, the caps on each study"
         return errors.ConfigError(f"{path} is missing", add)
     if kind == "value_error":
-        message, _, hint = str(problem["ctx"]["error"]).partition("|")
-        return errors.ConfigError(f"policy.{message}", hint)
-    expected = errors.in_words(problem["msg"])
-    return errors.ConfigError(
-        f"{path} is {problem['input']!r:.100}, expected {expected}",
-        "write numbers without quotes, and texts in quotes",
-    )
+        field = path.rstrip("0123456789").removesuffix(".")
+        hint = str(problem["ctx"]["error"])
+        return errors.ConfigError(
+            f"{field} holds {problem['input']!r:.100}, which is no built-in", hint
+        )
+    expected, hint = _SHAPES.get(kind, (errors.in_words(problem["msg"]), ""))
+    if kind == "string_pattern_mismatch":
+        expected = "module:function" if location[-1] == "name" else "64 digits 0-9 and a-f"
+    hint = hint or "write numbers without quotes, and texts in quotes"
+    return errors.ConfigError(f"{path} is {problem['input']!r:.100}, expected {expected}", hint)
+
+
+_SHAPES = {
+    "list_type": ("a list", 'write a list in brackets: ["record"]'),
+    "model_type": (
+        "a table",
+        "write [section] on a line of its own, and its keys on the lines below",
+    ),
+}
 
 
 def _known_keys(location: tuple[Any, ...]) -> list[str]:

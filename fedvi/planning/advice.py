@@ -21,7 +21,7 @@ from fedvi.inference.units import unit_model
 from fedvi.models.capabilities import Regression, SharesEffects
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
 from fedvi.planning.priors import quarrels
-from fedvi.planning.scenarios import Lever
+from fedvi.planning.scenarios import Lever, levers
 from fedvi.planning.signals import (
     TYPICAL_SPREAD,
     PublicNumbers,
@@ -36,13 +36,14 @@ from fedvi.planning.widths import is_newton
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
 from fedvi.study import factories
-from fedvi.study.build import Assembly
+from fedvi.study.build import Assembly, assemble
+from fedvi.study.config import parse_study
 from fedvi.study.sections import KindSection
 from fedvi.updates.abilities import ability
 from fedvi.updates.base import LocalSolver
 from fedvi.updates.conjugate import ConjugateModel
 
-__all__ = ["Mode", "Outlook", "doubts", "levers_in_words", "outlook"]
+__all__ = ["Mode", "Outlook", "doubts", "help_in_words", "levers_in_words", "outlook"]
 
 # Another mode is recommended instead of the study's own only if it is better by this factor.
 _CLEARLY = 1.1
@@ -149,6 +150,28 @@ def doubts(assembly: Assembly) -> tuple[str, ...]:
         own = _mode(assembly, numbers, kind)
         found += [*_warnings(own), *_of_newton(own, assembly)]
     return tuple(found)
+
+
+def help_in_words(assembly: Assembly, present: Sequence[str]) -> str:
+    """Says what would have narrowed the intervals of a run; "" if nothing would, or nothing is known.
+
+    Args:
+      assembly: of the run.
+      present: the clients whose answers the posterior holds. A site that never answered added neither
+        records nor noise, so that levers are those of a study without it.
+    """
+    absent = len(assembly.clients) - len(present)
+    if absent:
+        raw = assembly.study.as_written()
+        raw["clients"] = [client for client in raw["clients"] if client["name"] in present]
+        try:
+            assembly = assemble(parse_study(raw))
+        except errors.FedviError:  # as of a script that names a site which never answered
+            return ""
+    said = levers_in_words(levers(assembly))
+    return said + (
+        f"; sites that gave no answer ({absent}) are left out" if said and absent else ""
+    )
 
 
 def levers_in_words(found: Sequence[Lever]) -> str:

@@ -15,6 +15,7 @@ from fedvi.models.capabilities import Regression
 from fedvi.models.outcomes.base import Predicts
 from fedvi.planning.signals import TYPICAL_SPREAD
 from fedvi.study.build import Assembly
+from fedvi.study.spec import shared_parts
 
 __all__ = [
     "TYPICAL_AUC",
@@ -77,9 +78,8 @@ def expected_of(assembly: Assembly, name: str) -> Expected:
 
 
 def records_of(assembly: Assembly) -> tuple[int, ...]:
-    """Returns each client's assumed number of records, or patients: max_records unless stated."""
-    most = assembly.study.data.max_records or 1000
-    return tuple(min(most, client.expected_records or most) for client in assembly.study.clients)
+    """Returns each client's assumed number of records, see ``shared_parts.records``."""
+    return tuple(shared_parts.records(assembly.study).values())
 
 
 def assumptions(assembly: Assembly) -> Iterator[str]:

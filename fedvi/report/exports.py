@@ -1,10 +1,11 @@
 """Writes the files of a report, each completely or not at all."""
 
 import csv
+import hashlib
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from fedvi import errors
@@ -17,25 +18,20 @@ __all__ = ["FORMATS", "write"]
 FORMATS = ("html", "md", "json", "csv")
 """The formats of a report."""
 
-# File → the beginning that identifies a report, since the folder may contain other files of that name.
-_BEGINNINGS = {
-    "report.html": "<!DOCTYPE html>",
-    "report.md": "# Report on ",
-    "report.json": '{\n  "study": ',
-    "coefficients.csv": "name,unit,mean,sd,",
-    "rounds.csv": "version,rounds,clients,",
-    "sites.csv": "site,answers,charged,",
-    "shifts.csv": "without_site,coefficient,",
-    "privacy.csv": "site,relation,epsilon,",
-}
+_NAMES = (
+    *("report.html", "report.md", "report.json"),
+    *("coefficients.csv", "rounds.csv", "sites.csv", "shifts.csv", "privacy.csv"),
+)
+# In a report's folder: the SHA-256 of each file that was written there, one a line.
+_WRITTEN = ".fedvi-report"
 _OF_SITES = ("answers", "charged", "missed", "added", "removed", "records", "share")
 
 
 def write(contents: Contents, folder: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Writes a report; existing files are replaced as a whole.
+    """Writes a report, in the place of one that was written there before.
 
-    Files of an earlier report in formats not written now are removed, since they may be of another run. A
-    file of the same name that is not a report stays.
+    Files of an earlier report in formats not written now are removed, since they may be of another run. No
+    file is lost that was changed since, or that is not of a report.
 
     Files: ``report.html``, ``report.md``, ``report.json``, and as CSV ``coefficients.csv``,
     ``rounds.csv``, ``sites.csv``, ``shifts.csv`` and ``privacy.csv``.
@@ -48,7 +44,7 @@ def write(contents: Contents, folder: Path, formats: Sequence[str] = FORMATS) ->
       The paths of all files.
 
     Raises:
-      ConfigError: a file cannot be written, or a package is not installed.
+      ConfigError: a file cannot be written, or would be lost, or a package is not installed.
     """
     texts: dict[str, str] = {}
     if "html" in formats or "md" in formats:
@@ -65,8 +61,20 @@ def write(contents: Contents, folder: Path, formats: Sequence[str] = FORMATS) ->
         texts |= _tables(contents)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in _BEGINNINGS.keys() - texts:
-            _remove(folder / name, _BEGINNINGS[name])
+        record = folder / _WRITTEN
+        known = (
+            set(record.read_bytes().decode("ascii", "replace").split())
+            if record.exists()
+            else set()
+        )
+        known |= {_digest(text.encode()) for text in texts.values()}
+        for name in texts:
+            _check_own(folder / name, known)
+        _replace(record, "\n".join(sorted(known)) + "\n")
+        for name in set(_NAMES) - texts.keys():
+            path = folder / name
+            if path.is_file() and _digest(path.read_bytes()) in known:
+                path.unlink()
         for name, text in texts.items():
             _replace(folder / name, text)
     except OSError as error:
@@ -126,13 +134,22 @@ def _csv(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def _remove(path: Path, beginning: str) -> None:
-    """Removes a file with this beginning."""
-    if path.is_file():
-        with path.open("rb") as file:
-            known = file.read(len(beginning)) == beginning.encode()
-        if known:
-            path.unlink()
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _check_own(path: Path, known: Collection[str]) -> None:
+    """Refuses to replace what somebody else wrote, or changed.
+
+    Raises:
+      ConfigError: the file is there, and is none of those with these digests.
+    """
+    if path.exists() and _digest(path.read_bytes()) not in known:
+        raise errors.ConfigError(
+            f"{path} is not as `fedvi report` left it, and is not overwritten",
+            "it was changed or signed, is another file, or is from an earlier version: move it away, or "
+            "give another --out",
+        )
 
 
 def _replace(path: Path, text: str) -> None:

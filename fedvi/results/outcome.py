@@ -10,7 +10,7 @@ from typing import Any
 
 from fedvi import errors
 from fedvi.federation.fold import gap
-from fedvi.planning import advice, scenarios, widths
+from fedvi.planning import advice, widths
 from fedvi.privacy import ledger, statement
 from fedvi.report import tables
 from fedvi.results import posterior as posteriors
@@ -108,7 +108,9 @@ def verdict_of(result: Result, advise: bool = False) -> Verdict:
     """
     found = run_record.verdict_of(record(result), widths.expectation(result.assembly))
     if advise and found.wants_help:
-        found = found._replace(helps=advice.levers_in_words(scenarios.levers(result.assembly)))
+        changes = [(one.clients, one.removed) for one in result.history]
+        present = run_record.took_part(result.assembly.clients, changes)
+        found = found._replace(helps=advice.help_in_words(result.assembly, present))
     return found
 
 

@@ -173,10 +173,13 @@ def _verdict(run: RunFolder) -> Verdict | None:
     if found is None or run.plan is None or not found.wants_help:
         return found
     # Imports JAX, which a report needs only here.
-    from fedvi.planning import advice, scenarios
+    from fedvi.planning import advice
     from fedvi.study.build import assemble
 
-    return found._replace(helps=advice.levers_in_words(scenarios.levers(assemble(run.study))))
+    clients = [client.name for client in run.study.clients]
+    changes = [(one["clients"], one.get("removed", ())) for one in run.result["history"]]
+    present = run_record.took_part(clients, changes)
+    return found._replace(helps=advice.help_in_words(assemble(run.study), present))
 
 
 def _in_labels(verdict: Verdict, people: Mapping[str, str]) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Holds the releases of a run, simulated or served, and what follows from them; needs no JAX."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedvi.run.server_plan import ServerPlan
 from fedvi.server.core import protocol
 from fedvi.server.core.protocol import ServerSpec, ServerState, Update
 from fedvi.study.config import Study
+from fedvi.study.spec import shared_parts
 from fedvi.study.spec.coefficients import MOST, coefficients
 from fedvi.typing import PRIOR, Eta
 from fedvi.updates.base import Standing
@@ -22,6 +23,7 @@ __all__ = [
     "influence_rows",
     "of_server",
     "prior_rows",
+    "took_part",
     "verdict_of",
 ]
 
@@ -146,6 +148,8 @@ def verdict_of(run: RunRecord, expected: Mapping[str, Any] | None) -> Verdict:
       expected: see ``fedvi.planning.widths.expectation``.
     """
     prior, open_sd = prior_rows(run), None
+    present = took_part(run.clients, [(one.clients, one.removed) for one in run.history])
+    expected = expected and _of_those(present, run, expected)
     if prior is not None:
         before = np.asarray(run.family.moments(run.prior)[1])
         open_sd = verdicts.open_sds(run.family, run.standing, before, expected)
@@ -155,3 +159,38 @@ def verdict_of(run: RunRecord, expected: Mapping[str, Any] | None) -> Verdict:
     shares = {row["client"]: row["precision_share"] for row in influence_rows(run) or ()}
     found = verdicts.judge(run.study, run.rows(), prior, moves, shares, open_sd, expected)
     return found._replace(alarms=(*found.alarms, IMPROPER)) if run.is_projected else found
+
+
+def took_part(
+    clients: Sequence[str], history: Iterable[tuple[Iterable[str], Iterable[str]]]
+) -> tuple[str, ...]:
+    """Returns the clients whose answers the posterior holds, in the order of the study.
+
+    Args:
+      clients: of the study.
+      history: who answered, and who was removed, at each update.
+    """
+    found: set[str] = set()
+    for answered, removed in history:
+        found = (found | set(answered)) - set(removed)
+    return tuple(name for name in clients if name in found)
+
+
+def _of_those(
+    present: Sequence[str], run: RunRecord, expected: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Returns what is expected of a run in which only these clients took part.
+
+    A precision is the prior's plus that of the records, in proportion to their number: this is exact
+    where the prior adds little, or where coefficients do not depend on each other.
+    """
+    held = shared_parts.records(run.study)
+    share = sum(held[name] for name in present) / sum(held.values())
+    if share in (0.0, 1.0):
+        return expected
+    before = np.asarray(run.family.moments(run.prior)[1]) ** -2.0
+    found = {**expected, "records": round(expected["records"] * share)}
+    for name in ("sds", "least"):
+        told = np.maximum(np.asarray(expected[name]) ** -2.0 - before, 0.0)
+        found[name] = ((before + share * told) ** -0.5).tolist()
+    return found

@@ -1,20 +1,18 @@
 """Parses a study file: sections, keys, defaults, and errors that name the line to correct."""
 
-import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
 from fedvi import errors
+from fedvi.data.line_numbers import with_lines
 from fedvi.data.schema import parse_schema
 from fedvi.privacy.agreement import threshold
 from fedvi.privacy.sums import Sums
-from fedvi.study.line_numbers import with_lines
 from fedvi.study.sections import (
     DEEPEST,
     LARGEST,
@@ -364,7 +362,7 @@ def parse_study(raw: dict[str, Any]) -> Study:
     try:
         return Study.model_validate(raw)
     except pydantic.ValidationError as failure:
-        wrong = [_explain(problem) for problem in _worth_telling(failure.errors())]
+        wrong = [_explain(problem) for problem in errors.worth_telling(failure.errors())]
         raise errors.as_one([*wrong, *_wrong_columns(raw)]) from None
 
 
@@ -387,21 +385,6 @@ def _check_values(raw: dict[str, Any]) -> None:
                 f"{_path(location)} is {in_short(value)}, expected at most {LARGEST} in size",
                 "whole numbers have 64 bits; write a larger number with a decimal point",
             )
-
-
-def _worth_telling(problems: Sequence[Any]) -> list[Any]:
-    """Leaves out keys that are missing since they are misspelt: the unknown key is more helpful."""
-    unknown = [problem["loc"] for problem in problems if problem["type"] == "extra_forbidden"]
-    return [
-        problem
-        for problem in problems
-        if problem["type"] != "missing"
-        or not any(
-            loc[:-1] == problem["loc"][:-1]
-            and difflib.get_close_matches(str(problem["loc"][-1]), [str(loc[-1])], cutoff=0.5)
-            for loc in unknown
-        )
-    ]
 
 
 def _wrong_columns(raw: dict[str, Any]) -> tuple[errors.ConfigError, ...]:

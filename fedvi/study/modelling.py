@@ -1,6 +1,7 @@
 """Builds a study's model, and lists the columns that it reads; reads no data."""
 
 import inspect
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -222,10 +223,10 @@ def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int
         return ()
     parts, constant = design.coefficients, design.coefficients.index(())
     indicators = [(i, i, constant) for i, own in enumerate(parts) if _is_indicator(own, schema)]
-    apart = [
+    apart = (
         (i, j, -1) for i in range(len(parts)) for j in range(i) if _exclude(parts[i], parts[j])
-    ]
-    return tuple([*indicators, *apart][:_MOST_PRODUCTS])
+    )
+    return tuple(itertools.islice(itertools.chain(indicators, apart), _MOST_PRODUCTS))
 
 
 def _is_indicator(parts: Any, schema: Any) -> bool:

@@ -23,10 +23,10 @@ from fedvi.transport import certificates, identity
 from fedvi.transport.certificates import Identity
 
 __all__ = [
-    "NO_TLS",
     "Finding",
     "believed",
     "handshake",
+    "mismatch",
     "own_files",
     "parse_address",
     "reach",
@@ -38,7 +38,7 @@ __all__ = [
 # with its own settings; in TLS 1.3 nothing earlier shows that it did.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
-NO_TLS = "the server speaks no TLS on this port"
+_NO_TLS = "the server speaks no TLS on this port"
 
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 
@@ -194,6 +194,27 @@ def speaks_tls(host: str, port: int, timeout_seconds: float = 5.0) -> bool:
     except OSError:
         return False
     return True
+
+
+def mismatch(server: str, tls: Path | None) -> errors.FedviError | None:
+    """Returns the error to raise if only one of this party and the server uses TLS; None otherwise.
+
+    Args:
+      server: HOST:PORT.
+      tls: the folder that --tls names; None if it is left out.
+    """
+    address = parse_address(server)
+    if tls is None:
+        if not speaks_tls(*address):
+            return None
+        return errors.ConfigError(
+            f"the server at {server} speaks TLS alone, and --tls is not given",
+            "name the folder that `fedvi enroll` made with --tls",
+        )
+    found = server_certificate(*address, tls, certificates.now())
+    if found.said != _NO_TLS:
+        return None
+    return errors.TransportError(f"{_NO_TLS}, and --tls is given", found.advice)
 
 
 def server_certificate(
@@ -407,7 +428,7 @@ def _broken(error: Exception) -> Finding:
         return Finding(
             check,
             "fail",
-            NO_TLS,
+            _NO_TLS,
             "start it with --tls, or dial another port; a trial without certificates gives --tls at "
             "neither end",
             _NO_WAY,

@@ -538,7 +538,7 @@ def _told(values: np.ndarray, drowned: float) -> np.ndarray:
 
 def _along(vectors: np.ndarray, precision: np.ndarray) -> np.ndarray:
     """Returns v_kᵀ J v_k for the columns of V, [K]."""
-    return np.asarray(np.einsum("dk,de,ek->k", vectors, precision, vectors))
+    return np.asarray((vectors * (precision @ vectors)).sum(axis=0))
 
 
 def _rebuilt(base: Any, vectors: np.ndarray, values: np.ndarray) -> np.ndarray:

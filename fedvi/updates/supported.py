@@ -43,10 +43,9 @@ class Vanishing(NamedTuple):
         Noise that is the same in all coordinates of svec(H) loses its components orthogonal to these
         matrices.
         """
-        off = np.einsum("kd,de,ke->k", self.left, curvature, self.right)
+        off = ((self.left @ curvature) * self.right).sum(axis=1)
         root = _structure(*map(_bytes, self), len(curvature))[0]
-        off = scipy.linalg.solve_triangular(root, off, lower=True)
-        off = scipy.linalg.solve_triangular(root, off, lower=True, trans="T")
+        off = scipy.linalg.cho_solve((root, True), off, check_finite=False)
         taken = (self.left * off[:, None]).T @ self.right
         return np.asarray(curvature - (taken + taken.T) / 2.0)
 
@@ -83,7 +82,7 @@ def _bytes(forms: np.ndarray) -> bytes:
     return np.ascontiguousarray(forms, np.float64).tobytes()
 
 
-# Cached, since it is the same at every fold once there are coordinates; 100 coefficients take seconds.
+# Cached, since it is the same at every fold once there are coordinates.
 @functools.lru_cache(maxsize=4)
 def _structure(first: bytes, second: bytes, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the Cholesky root of the inner products of sym(p qᵀ), [K, K], and the shares, [D, D]."""
@@ -91,13 +90,16 @@ def _structure(first: bytes, second: bytes, size: int) -> tuple[np.ndarray, np.n
     across = left @ right.T
     gram = ((left @ left.T) * (right @ right.T) + across * across.T) / 2.0
     root = np.linalg.cholesky(gram)
-    shares = np.empty((size, size))
-    for row in range(size):
-        # Coordinates of sym(p qᵀ) in this row of svec; off-diagonal entries × √2, so squares count twice.
-        entries = (left[:, row, None] * right + right[:, row, None] * left) / 2.0
-        squares = (scipy.linalg.solve_triangular(root, entries, lower=True) ** 2).sum(axis=0)
-        shares[row] = 1.0 - np.where(np.arange(size) == row, 1.0, 2.0) * squares
-    return root, np.maximum(shares, 0.0)
+    # The coordinates (i, j) of svec that any form has: few, of the D (D + 1) / 2.
+    touched = (left != 0.0).T.astype(np.float64) @ (right != 0.0)
+    rows, columns = np.nonzero(np.tril(touched + touched.T))
+    entries = (left[:, rows] * right[:, columns] + right[:, rows] * left[:, columns]) / 2.0
+    entries = scipy.linalg.solve_triangular(root, entries, lower=True, check_finite=False)
+    # Off-diagonal entries × √2, so squares count twice.
+    taken = np.where(rows == columns, 1.0, 2.0) * np.einsum("kn,kn->n", entries, entries)
+    shares = np.ones((size, size))
+    shares[rows, columns] = shares[columns, rows] = np.maximum(1.0 - taken, 0.0)
+    return root, shares
 
 
 def supported_curvature(
@@ -153,7 +155,7 @@ def supported_curvature(
     squares = vectors**2
     errors, products = squares.T @ open_ @ squares, np.outer(values, values)
     errors = errors * products / np.maximum(errors + products, _LEAST)
-    pulled = np.einsum("dk,de,ek->k", vectors, precision, vectors)
+    pulled = (vectors * (precision @ vectors)).sum(axis=0)
     lost = (errors / np.maximum(values + pulled, _LEAST)).sum(axis=1)
     return vectors, values**2 / np.maximum(values + _DOUBT * lost, _LEAST)
 
@@ -172,8 +174,7 @@ def _shrunk(seen: np.ndarray, sd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     likelihood = np.exp(logs - logs.max(axis=1, keepdims=True))
     weights = np.full(len(_SPREADS), 1.0 / len(_SPREADS))
     for _ in range(_STEPS):
-        shares = likelihood * weights
-        weights = (shares / shares.sum(axis=1, keepdims=True)).sum(axis=0) + _BEFOREHAND
+        weights = weights * ((1.0 / (likelihood @ weights)) @ likelihood) + _BEFOREHAND
         weights /= weights.sum()
     shares = likelihood * weights
     shares /= shares.sum(axis=1, keepdims=True)

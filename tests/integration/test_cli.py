@@ -892,3 +892,13 @@ def test_a_solver_that_did_not_converge_says_so(tmp_path: Path, examples: Path) 
     done = fedvi("simulate", folder / "study.toml", "--quiet")
     assert done.exit_code == 0
     assert "not converged: hospital-" in done.stdout
+
+
+@pytest.mark.parametrize("group", ["ca", "data", "ledger"])
+def test_the_list_of_a_groups_commands_has_whole_sentences(group: str) -> None:
+    done = CliRunner().invoke(main, [group, "--help"], env={"COLUMNS": "80"})
+    listed = done.stdout.partition("Commands:\n")[2].splitlines()
+    assert len(listed) > 1
+    for line in listed:
+        assert line.endswith("."), line
+        assert not line.endswith("..."), line

@@ -162,7 +162,7 @@ def test_the_odds_of_a_guess_are_those_of_the_plans_noise_and_of_the_worst_at_th
 
 def test_a_statement_is_written_for_the_sites_that_are_named(private: Path, tmp_path: Path) -> None:
     fedvi("report", private, "--out", tmp_path, "--statement", "budapest", "--format", "json, html")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "report.json"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["report.html", "report.json"]
     found = json.loads((tmp_path / "report.json").read_text())
     assert [row["site"] for row in found["statements"]] == ["budapest"]
     assert [row["name"] for row in found["sites"]] == list(SITES)
@@ -387,10 +387,21 @@ def test_a_result_of_an_earlier_version_is_reported_with_what_it_has(copy: Path)
 
 def test_a_report_is_replaced_as_a_whole_and_the_same_run_gives_the_same_bytes(copy: Path) -> None:
     before = {path.name: path.read_bytes() for path in (copy / "report").iterdir()}
-    (copy / "report" / "report.html").write_text("old")
+    fedvi("report", copy, "--format", "md")
+    assert {path.name for path in (copy / "report").glob("[!.]*")} == {"report.md"}
     fedvi("report", copy)
     after = {path.name: path.read_bytes() for path in (copy / "report").iterdir()}
     assert after == before
+
+
+def test_a_page_that_was_signed_is_not_lost(copy: Path) -> None:
+    signed = copy / "report" / "report.html"
+    before = signed.read_bytes() + b"<!-- signed: the data protection officer -->"
+    signed.write_bytes(before)
+    done = fedvi("report", copy, "--statement", "budapest", code=2)
+    assert f"{signed} is not as `fedvi report` left it, and is not overwritten" in done.stderr
+    fedvi("report", copy, "--format", "json")
+    assert signed.read_bytes() == before
 
 
 def test_the_summary_fits_80_columns(private: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_an_operators_port_without_certificates_is_warned_of(tmp_path):
     assert "--admin 127.0.0.1:0 is in clear text: every user of this machine can pause" in told
     assert "in clear text" not in started(study, tmp_path / "state")
     text = " ".join(fedvi("server", "--help").stdout.split())
-    assert "whoever has an account on this machine can stop the run through it" in text
+    assert "every account on it can then stop the run" in text
 
 
 @pytest.mark.parametrize("refusal", ["another study", "in use"])

@@ -9,6 +9,8 @@ from click.testing import CliRunner
 
 from fedvi.cli import status as command
 from fedvi.cli.main import main
+from tests.pki import authority_in, party
+from tests.servers import make_spec, running
 
 RUN = {
     "study": "heart",
@@ -45,3 +47,25 @@ def test_several_runs_have_a_line_each_and_a_damaged_one_hides_no_other(
     assert "fedvi status FOLDER" in done.stdout
     told = json.loads(CliRunner().invoke(main, ["status", "--json"]).stdout)
     assert [sorted(run)[:1] for run in told.values()] == [["clients"], ["error"]]
+
+
+@pytest.mark.parametrize("command", [["status"], ["watch", "--once"], ["health"]])
+def test_an_end_without_tls_is_named_by_the_end_that_has_it(
+    tmp_path: Path, command: list[str]
+) -> None:
+    root = authority_in(tmp_path / "ca")
+    tls, spec = party(root, "server", "server", ("localhost",)), make_spec()
+    for name in ("secured", "open"):
+        (tmp_path / name).mkdir()
+    place = tmp_path / "secured"
+    with running(spec, place, tls=tls, roster=root / "roster.json", admin="127.0.0.1:0") as server:
+        address = server.addresses.admin
+        done = CliRunner().invoke(main, [*command, "--server", address])
+    assert done.exit_code == 2, done.output
+    assert f"the server at {address} speaks TLS alone, and --tls is not given" in done.stderr
+    operator = str(party(root, "operator", "admin"))
+    with running(spec, tmp_path / "open", admin="127.0.0.1:0") as server:
+        address = server.addresses.admin.replace("127.0.0.1", "localhost")
+        done = CliRunner().invoke(main, [*command, "--server", address, "--tls", operator])
+    assert done.exit_code == 3, done.output
+    assert "the server speaks no TLS on this port, and --tls is given" in done.stderr

@@ -18,7 +18,7 @@ from fedvi.study.sections import KindSection
 from fedvi.study.spec import conjugates, regressions
 from fedvi.typing import PRIOR
 
-__all__ = ["PRIOR", "budget", "family", "is_scripted", "ratio", "schedule"]
+__all__ = ["PRIOR", "budget", "family", "is_scripted", "ratio", "records", "schedule"]
 
 # The key for all clients that a table of deadlines does not name.
 _DEFAULT = "default"
@@ -275,6 +275,12 @@ def budget(study: Study, table_distance: float = 0.0) -> ledger.Budget | None:
     factory = factories.find("privacy", study.privacy.accountant, accountants, "accountant")
     accountant = with_tables(with_sums(factory(promise.relation), study.sums), table_distance)
     return ledger.Budget(promise.epsilon, promise.delta, accountant)
+
+
+def records(study: Study) -> dict[str, int]:
+    """Returns client → its assumed number of records, or patients: max_records unless stated."""
+    most = study.data.max_records or 1000
+    return {client.name: min(most, client.expected_records or most) for client in study.clients}
 
 
 def ratio(study: Study) -> str:

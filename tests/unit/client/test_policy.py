@@ -157,6 +157,26 @@ def test_a_policy_that_says_what_it_cannot_mean_is_refused(raw, expected):
     assert caught.value.hint
 
 
+def test_all_that_is_wrong_with_a_policy_is_named_at_once_with_its_lines(tmp_path):
+    path = tmp_path / "policy.toml"
+    path.write_text(
+        "[run]\nepsilom = 1.0\ndelta = 0.7\n"
+        '[allow]\nunits = "record"\nmodels = ["linear", "logistics", "lineal"]\n'
+        '[[allow.custom]]\nname = "x"\n'
+    )
+    with pytest.raises(errors.ConfigError) as caught:
+        load_policy(path)
+    assert {one.message for one in caught.value.each} == {
+        "policy.run.epsilom: unknown key (line 2)",
+        "policy.run.delta is 0.7, expected less than 0.5 (line 3)",
+        "policy.allow.units is 'record', expected a list (line 5)",
+        "policy.allow.models holds 'logistics', which is no built-in (line 6)",
+        "policy.allow.models holds 'lineal', which is no built-in (line 6)",
+        "policy.allow.custom.0.name is 'x', expected module:function (line 8)",
+    }
+    assert all(one.hint for one in caught.value.each)
+
+
 def test_a_policy_is_read_from_its_file(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text('[run]\nepsilon = 1.0\ndelta = 1e-5\n[allow]\nmodels = ["linear"]\n')

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fedvi import errors
 from fedvi.report import (
     comparison,
     comparison_section,
@@ -352,8 +353,6 @@ def test_what_cannot_be_told_apart_is_not_drawn() -> None:
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
 
-    from fedvi import errors
-
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(errors.ConfigError, match=r"matplotlib") as caught:
         figures.forest(made().coefficients, "odds")
@@ -433,15 +432,19 @@ def test_a_report_leaves_no_file_of_an_earlier_one_and_nobody_elses(tmp_path: Pa
     assert {path.name for path in first} - {path.name for path in second} == {"shifts.csv"}
     assert not (tmp_path / "shifts.csv").exists()
     exports.write(made(), tmp_path, ["json"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.csv", "report.json"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["mine.csv", "report.json"]
     # A table of somebody's own that has the name of ours.
     (tmp_path / "sites.csv").write_text("site,city\n")
     exports.write(made(), tmp_path, ["html"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == [
         "mine.csv",
         "report.html",
         "sites.csv",
     ]
+    with pytest.raises(errors.ConfigError, match=r"sites\.csv is not as `fedvi report` left it"):
+        exports.write(made(), tmp_path)
+    assert (tmp_path / "sites.csv").read_text() == "site,city\n"
+    assert not (tmp_path / "report.json").exists()  # nothing is written
 
 
 def test_no_text_of_a_report_steers_a_terminal_or_the_direction_of_reading() -> None:

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from fedvi.data.source import ArraySource
+from fedvi.planning import advice
 from fedvi.planning.widths import expectation
+from fedvi.results import run_record
 from fedvi.results import verdict as verdicts
-from fedvi.results.outcome import verdict_of
+from fedvi.results.outcome import record, verdict_of
 from fedvi.results.verdict import judge
 from fedvi.run.simulate import run
 from fedvi.study.config import parse_study
@@ -44,6 +46,37 @@ def test_too_small_an_epsilon_is_told_and_what_would_help() -> None:
     assert "look out" in said(found)
     assert "settled" not in said(found)
     assert "what would help most" in said(found)
+
+
+def test_a_site_that_never_answered_is_not_counted_as_if_it_had() -> None:
+    raw = raw_plan(0.05)
+    assembly = planned(raw)
+    own = record(run(assembly, sources()))
+    raw["clients"] += [{"name": "silent"}, {"name": "removed"}]
+    with_silent, nothing = planned(raw), own.family.zeros()
+    last = own.history[-1]
+    of_more = own._replace(
+        study=with_silent.study,
+        clients=with_silent.clients,
+        factors={**own.factors, "silent": nothing, "removed": nothing},
+        history=(
+            last._replace(clients=("removed",)),
+            last._replace(clients=(), removed=("removed",)),
+            *own.history,
+        ),
+    )
+    expected, of_all = expectation(assembly), expectation(with_silent)
+    assert expected is not None
+    assert of_all is not None
+    assert of_all["sds"][1] < 0.9 * expected["sds"][1]
+    alone, found = run_record.verdict_of(own, expected), run_record.verdict_of(of_more, of_all)
+    assert (found.records, found.effective) == (alone.records, alone.effective)
+    # To a precision of few per cent, as of a coefficient that depends on others.
+    assert found.multiples == pytest.approx(alone.multiples, rel=0.05)
+    helps = advice.help_in_words(with_silent, assembly.clients)
+    assert "sites in the place of 4" in helps
+    assert helps.endswith("; sites that gave no answer (2) are left out")
+    assert advice.help_in_words(assembly, assembly.clients) == helps.partition(";")[0]
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Finds the lines of a study file that an error is about."""
+"""Finds the lines of a study or policy file that an error is about."""
 
 import bisect
 import re
@@ -9,25 +9,26 @@ from fedvi import errors
 
 __all__ = ["with_lines"]
 
-# Messages begin with the place in the study: "data.schema.age.bounds is …", "[solver]: …".
+# Messages begin with the place in the file: "data.schema.age.bounds is …", "[solver]: …".
 _PLACE = re.compile(r"\[?(\w[\w-]*(?:\.[\w-]+|\[\d+\])*)")
 
 
-def with_lines(error: errors.ConfigError, text: str) -> errors.ConfigError:
+def with_lines(error: errors.ConfigError, text: str, root: str = "") -> errors.ConfigError:
     """Adds to each message the line that it is about, where the file has it.
 
     Args:
-      error: one of a study file, or several.
+      error: one of a file, or several.
       text: of the file; if it is no TOML, nothing is added.
+      root: what stands before each place in a message, such as "policy.".
 
     >>> print(with_lines(errors.ConfigError("study.seed is 'x'"), "[study]\\nseed = 'x'"))
     study.seed is 'x' (line 2)
     """
-    return errors.as_one([_with_line(one, text) for one in error.each or (error,)])
+    return errors.as_one([_with_line(one, text, root) for one in error.each or (error,)])
 
 
-def _with_line(error: errors.ConfigError, text: str) -> errors.ConfigError:
-    found = _PLACE.match(error.message)
+def _with_line(error: errors.ConfigError, text: str, root: str) -> errors.ConfigError:
+    found = _PLACE.match(error.message.removeprefix(root))
     line = None if found is None else _line(re.findall(r"[\w-]+", found[1]), text)
     if line is None:
         return error

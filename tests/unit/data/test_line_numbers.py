@@ -7,8 +7,8 @@ from click.testing import CliRunner
 
 from fedvi import errors
 from fedvi.cli.main import main
+from fedvi.data.line_numbers import with_lines
 from fedvi.study.config import load_study
-from fedvi.study.line_numbers import with_lines
 from tests.integration.test_wrong_inputs import SCHEDULE, STUDY
 
 
