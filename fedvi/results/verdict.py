@@ -26,9 +26,9 @@ _RAREST = 1e-3
 _FAR = math.log(30.0)
 # The same for records with average columns.
 _FAR_USUAL = math.log(10.0)
-# From this correlation of two coefficients the records tell of a combination of both alone, if the sd of
-# each is more than this part of its prior's.
-_TWINS, _LOOSE = 0.95, 0.25
+# From this correlation of two coefficients the records tell of a combination of both alone, if the sd is
+# more than this part of its prior's: of an effect beside the intercept, and of each of two effects.
+_TWINS, _LOOSE, _LOOSE_BOTH = 0.95, 0.25, 0.1
 # Where clipping leaves less than this part of the precision, clipped records shape the means.
 _CLIPPED = 0.25
 # An interval of more than this part of its prior's is the prior's.
@@ -375,10 +375,16 @@ def _twins(
         return
     sds = np.sqrt(np.diagonal(joint.covariance))
     near = np.abs(joint.covariance) > _TWINS * np.outer(sds, sds)
-    loose = [i for i in effects if rows[i]["sd"] > _LOOSE * prior[i]["sd"]]
     fixed = [i for i, row in enumerate(rows) if row["name"].endswith("(Intercept)")]
-    for place, i in enumerate(loose):
-        for k in (*fixed, *loose[:place]):
+    open_ = [
+        i
+        for i in effects
+        if rows[i]["sd"] > _LOOSE_BOTH * prior[i]["sd"]
+        and rows[i]["lower"] <= 0.0 <= rows[i]["upper"]
+    ]
+    for i in effects:
+        earlier = fixed if rows[i]["sd"] > _LOOSE * prior[i]["sd"] else []
+        for k in (*earlier, *(k for k in open_ if k < i and i in open_)):
             if near[i, k]:
                 yield rows[k]["name"], rows[i]["name"]
 

@@ -249,7 +249,9 @@ def test_columns_that_say_the_same_are_named_and_their_widths_are_not_laid_to_pr
     (alarm,) = judged(rows(0.5, 0.5, 0.1, 0.1), joint=joint((0, 1))).alarms
     assert "age: the run cannot tell its effect from the intercept" in alarm
     # Narrow intervals of correlated coefficients, as of a polynomial, are no fault.
-    assert judged(rows(0.1, 0.1, 0.1, 0.1), joint=joint((1, 2), sd=0.1)).alarms == ()
+    assert judged(rows(*[0.08] * 4), joint=joint((1, 2), sd=0.08)).alarms == ()
+    # Nor are two effects that stand out both.
+    assert judged(rows(*[0.2] * 4, mean=1.0), joint=joint((1, 2), sd=0.2)).alarms == ()
 
 
 def test_one_effect_of_which_nothing_was_seen_is_named() -> None:
