@@ -4,10 +4,11 @@
     python benchmarks/verdicts.py heart "too many columns" --runs 5
     python benchmarks/verdicts.py adult --levers               # pulls the levers that the verdict names
 
-What a statistician would say of each study was written down here before it ran: no alarm, or an alarm
-with certain words. Numbers are held against the same model fitted to all records pooled, without noise.
-A verdict is right if such an alarm is there, none is of a site that is well, no run that should go well has
-another, its multiple of widths is within 25 %, and effects that stand out have the pooled fit's sign.
+What a statistician would say of each study stands here: no alarm, or an alarm with certain words. But for
+five studies (README.md) it was written down before they ran. Numbers are held against the same model
+fitted to all records pooled, without noise. A verdict is right if such an alarm is there, none is of a
+site that is well, no run that should go well has another, its multiple of widths is within 25 %, and
+effects that stand out have the pooled fit's sign.
 """
 
 import argparse
