@@ -15,6 +15,7 @@ import csv
 import gzip
 import io
 import pathlib
+import re
 import sys
 import tempfile
 import time
@@ -60,14 +61,16 @@ def yes(true: str, *false: str) -> dict:
     return {"type": "binary", "true": [true], "false": list(false), "missing": "drop"}
 
 
-def _rows(path: pathlib.Path, names: list[str] | None = None, separator: str = ",") -> list[dict]:
+def read_rows(
+    path: pathlib.Path, names: list[str] | None = None, separator: str = ","
+) -> list[dict]:
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "rt", encoding="utf-8", newline="") as file:
         text = io.StringIO(file.read())
     return list(csv.DictReader(text, names, delimiter=separator, skipinitialspace=True))
 
 
-def _dealt(rows: list[dict], count: int) -> dict[str, list[dict]]:
+def dealt(rows: list[dict], count: int) -> dict[str, list[dict]]:
     """Shares rows out over sites, at random."""
     order = np.random.default_rng(1).permutation(len(rows))
     return {f"s{site}": [rows[i] for i in order[site::count]] for site in range(count)}
@@ -97,7 +100,7 @@ def heart() -> Cohort:
         "va": "va",
     }
     sites = {
-        site: _rows(DATA / "heart-disease" / f"processed.{file}.data", names)
+        site: read_rows(DATA / "heart-disease" / f"processed.{file}.data", names)
         for site, file in places.items()
     }
     for rows in sites.values():
@@ -118,7 +121,7 @@ def heart() -> Cohort:
 
 def eicu() -> Cohort:
     first: dict[str, tuple] = {}
-    for row in _rows(DATA / "eicu-demo" / "patient_joined.csv.gz"):
+    for row in read_rows(DATA / "eicu-demo" / "patient_joined.csv.gz"):
         order = int(row["patienthealthsystemstayid"]), int(row["unitvisitnumber"])
         if row["uniquepid"] not in first or order < first[row["uniquepid"]][0]:
             first[row["uniquepid"]] = order, row
@@ -141,7 +144,9 @@ def eicu() -> Cohort:
 
 def adult() -> Cohort:
     names = "age work fnlwgt education years marital job relation race sex gain loss hours country income"
-    rows = [row for row in _rows(DATA / "adult" / "adult.data.gz", names.split()) if row["income"]]
+    rows = [
+        row for row in read_rows(DATA / "adult" / "adult.data.gz", names.split()) if row["income"]
+    ]
     columns = {
         "income": yes(">50K", "<=50K"),
         "age": number(17, 90, 40, 15),
@@ -160,12 +165,12 @@ def adult() -> Cohort:
             },
         },
     }
-    return Cohort("income ~ age + years + hours + sex + marital", columns, _dealt(rows, 10))
+    return Cohort("income ~ age + years + hours + sex + marital", columns, dealt(rows, 10))
 
 
 def diabetes() -> Cohort:
     first: dict[str, dict] = {}
-    for row in _rows(DATA / "diabetes-130-us" / "diabetic_data.csv.gz"):
+    for row in read_rows(DATA / "diabetes-130-us" / "diabetic_data.csv.gz"):
         first.setdefault(row["patient_nbr"], row)
     rows = list(first.values())
     for row in rows:
@@ -184,11 +189,11 @@ def diabetes() -> Cohort:
         "insulin": {"type": "level", "levels": ["No", "Steady", "Up", "Down"]},
     }
     formula = "back ~ " + " + ".join(list(columns)[1:])
-    return Cohort(formula, columns, _dealt(rows, 8))
+    return Cohort(formula, columns, dealt(rows, 8))
 
 
 def credit() -> Cohort:
-    rows = _rows(DATA / "credit-default" / "UCI_Credit_Card.csv.gz")
+    rows = read_rows(DATA / "credit-default" / "UCI_Credit_Card.csv.gz")
     for row in rows:
         row["unpaid"] = row["default.payment.next.month"]
         row["limit"] = str(np.log10(float(row["LIMIT_BAL"])))
@@ -200,13 +205,13 @@ def credit() -> Cohort:
         "PAY_2": number(-2, 8, 0, 1),
         "SEX": yes("2", "1"),
     }
-    return Cohort("unpaid ~ limit + AGE + PAY_0 + PAY_2 + SEX", columns, _dealt(rows, 6))
+    return Cohort("unpaid ~ limit + AGE + PAY_0 + PAY_2 + SEX", columns, dealt(rows, 6))
 
 
 def wine() -> Cohort:
     rows = []
     for kind in ("red", "white"):
-        part = _rows(DATA / "wine-quality" / f"winequality-{kind}.csv", None, ";")
+        part = read_rows(DATA / "wine-quality" / f"winequality-{kind}.csv", None, ";")
         rows += [
             {name.replace(" ", "_"): value for name, value in row.items()}
             | {"red": str(int(kind == "red"))}
@@ -220,7 +225,7 @@ def wine() -> Cohort:
         "red": yes("1", "0"),
     }
     formula = "quality ~ alcohol + volatile_acidity + sulphates + red"
-    return Cohort(formula, columns, _dealt(rows, 5), (("kind", "linear"), ("noise_scale", 0.8)))
+    return Cohort(formula, columns, dealt(rows, 5), (("kind", "linear"), ("noise_scale", 0.8)))
 
 
 COHORTS = {
@@ -268,6 +273,7 @@ def declared(cohort: Cohort, auc: float) -> dict[str, dict[str, Any]]:
     """Returns the columns with what a table of the cohort would state of each."""
     rows = [row for part in cohort.sites.values() for row in part]
     outcome = cohort.formula.partition("~")[0].strip()
+    left = re.findall(r"\w+", outcome)
     found: dict[str, dict[str, Any]] = {}
     before: dict[str, np.ndarray] = {}
     for name, table in cohort.columns.items():
@@ -296,9 +302,9 @@ def declared(cohort: Cohort, auc: float) -> dict[str, dict[str, Any]]:
                 "mean": float(f"{np.nanmean(values):.3g}"),
                 "sd": float(f"{np.nanstd(values):.3g}"),
             }
-        if table["type"] != "level" and name != outcome:
+        if table["type"] != "level" and name not in left:
             said["correlations"] = {
-                other: round(float(value), 2)
+                other: round(float(np.clip(value, -0.98, 0.98)), 2)
                 for other, column in before.items()
                 if abs(value := _correlation(values, column)) >= STATED
             }

@@ -2,13 +2,14 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvi import errors
 from fedvi.planning.made_up import MadeUp, made_up
+from fedvi.planning.signals import given_clip_norm
 from fedvi.planning.widths import Widths, why_not, widths
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly, assemble
@@ -74,10 +75,12 @@ class Lever(NamedTuple):
     Attributes:
       what: the change, in words.
       narrower: the share by which the median interval of a covariate would be narrower.
+      change: the same for ``changed``.
     """
 
     what: str
     narrower: float
+    change: Mapping[str, Any] = {}
 
 
 def changed(
@@ -88,6 +91,7 @@ def changed(
     sites: int | None = None,
     view: str | None = None,
     formula: str | None = None,
+    clip_norm: float | str | None = None,
 ) -> Study:
     """Returns a study with changed numbers.
 
@@ -98,6 +102,7 @@ def changed(
       sites: number of sites; added ones have the median site's number of records.
       view: of the promise.
       formula: of the model.
+      clip_norm: of the solver.
     """
     raw = study.as_written()
     if epsilon is not None:
@@ -110,6 +115,8 @@ def changed(
     raw["solver"].pop("noise_multiplier", None)
     if formula is not None:
         raw["model"]["formula"] = formula
+    if clip_norm is not None:
+        raw["solver"]["clip_norm"] = clip_norm
     most = raw["data"].get("max_records", 1000)
     raw["data"]["max_records"] = max(1, round(most * times))
     for client in raw["clients"]:
@@ -211,6 +218,9 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
         tried.append(
             ('view = "aggregate", if only sums over sites are seen', {"view": "aggregate"})
         )
+    norm = given_clip_norm(study.solver.kind, study.solver.arguments)
+    if isinstance(norm, float | int):
+        tried.append((f'clip_norm = "auto" in the place of {norm:g}', {"clip_norm": "auto"}))
     fewer = _fewer_columns(assembly)
     if fewer:
         tried.append(("a formula of half the columns", {"formula": fewer}))
@@ -219,7 +229,7 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
         same = None if "formula" in change else made
         after = _of(functools.partial(changed, study, **change), same)
         if after is not None:
-            found.append(Lever(what, 1.0 - _ratio(before, after)))
+            found.append(Lever(what, 1.0 - _ratio(before, after), change))
     return tuple(
         sorted((one for one in found if one.narrower > _WORTH), key=lambda one: -one.narrower)
     )

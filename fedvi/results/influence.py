@@ -14,6 +14,7 @@ from fedvi.expfam.base import Gaussian
 from fedvi.server.core.state import Update
 from fedvi.typing import PRIOR, Eta
 from fedvi.updates.base import Fold, Standing
+from fedvi.updates.coordinates import Coordinates
 from fedvi.updates.noise_aware import anew
 
 __all__ = [
@@ -24,9 +25,9 @@ __all__ = [
     "Influence",
     "alone",
     "as_rows",
-    "curvature_noise",
     "influence",
     "left_out",
+    "trace_noise",
 ]
 
 # Threshold in sds of the noise in the sum of all precisions.
@@ -70,7 +71,7 @@ def influence(
     clients: Sequence[str],
     cleaned: bool,
     without: Callable[[str], tuple[np.ndarray, np.ndarray] | None] | None = None,
-    curvature_sd: float = 0.0,
+    trace_sd: float = 0.0,
     own: Callable[[str], tuple[np.ndarray, np.ndarray] | None] | None = None,
 ) -> tuple[Influence, ...] | None:
     """Computes each client's contribution: q without client m is q / t_m, η − η_m.
@@ -88,9 +89,8 @@ def influence(
       without: client → (mean without it − mean with it, sd), [D] both, or None; see ``left_out``. If
         omitted where ``cleaned``, there are no shifts, since that rule's posterior without a client is
         not q divided by the client's factor.
-      curvature_sd: sd of the noise in each coordinate of svec(J_m), for every client. Shares are given
-        if their sum is at least four sds of its noise: with n clients, a share then has an sd of about
-        1/(4√n) at most.
+      trace_sd: sd of the noise in each tr(J_0⁻¹J_m), see ``trace_noise``. Shares are given if their sum
+        is at least four sds of its noise: with n clients, a share then has an sd of about 1/(4√n) at most.
       own: client → mean and sd of its own factor with the prior, from ``alone``; needed where
         ``cleaned``.
 
@@ -109,10 +109,8 @@ def influence(
         return None
     traces = {name: float(family.trace(prior, factors[name])) for name in clients}
     total = sum(traces.values())
-    if curvature_sd > 0.0:
-        drowned = curvature_sd * float(np.linalg.norm(np.linalg.inv(prior.J)))
-        if total < _CLEAR * drowned * math.sqrt(len(traces)):
-            total = 0.0
+    if trace_sd > 0.0 and total < _CLEAR * trace_sd * math.sqrt(len(traces)):
+        total = 0.0
     product = tree.total(factors.values(), prior)
     proper = family.is_proper(product)
 
@@ -162,9 +160,17 @@ def as_rows(found: Sequence[Influence], names: Sequence[str]) -> list[dict[str, 
     ]
 
 
-def curvature_noise(stand: Any) -> float:
-    """Returns the sd of a site's noise in a coordinate of svec(J), if ``stand`` has it; else 0."""
-    return float(getattr(stand, "keywords", {}).get("curvature_sd", 0.0))
+def trace_noise(stand: Any, prior: Any, coordinates: Coordinates | None) -> float:
+    """Returns the sd of the noise in a client's tr(J_0⁻¹J_m), if ``stand`` knows it; else 0.
+
+    The noise has the same sd in each coordinate of svec(J_m) where the clients computed it: in the
+    coordinates of a survey, if there was one.
+    """
+    entry = float(getattr(stand, "keywords", {}).get("curvature_sd", 0.0))
+    if entry == 0.0:
+        return 0.0
+    at = prior if coordinates is None else coordinates.inward(prior)
+    return entry * float(np.linalg.norm(np.linalg.inv(at.J)))
 
 
 def left_out(

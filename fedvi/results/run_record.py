@@ -5,8 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedvi.expfam.base import is_full
 from fedvi.results import verdict as verdicts
-from fedvi.results.influence import alone, as_rows, curvature_noise, influence, left_out
+from fedvi.results.influence import alone, as_rows, influence, left_out, trace_noise
 from fedvi.results.verdict import Verdict
 from fedvi.run.server_plan import ServerPlan
 from fedvi.server.core import protocol
@@ -30,6 +31,8 @@ __all__ = [
 IMPROPER = "the factors' product was improper: the posterior shown is its projection"
 """Alarm for a run whose product of factors is improper."""
 
+# The most coefficients whose correlations are looked at.
+_MOST_JOINT = 1000
 # The most shifts, by client and coefficient, that are computed.
 _MOST_SHIFTS = 100_000
 
@@ -120,7 +123,7 @@ def influence_rows(run: RunRecord) -> list[dict[str, Any]] | None:
         run.clients,
         run.stand is not None,
         without,
-        curvature_noise(run.stand),
+        _trace_noise(run),
         own,
     )
     return None if found is None else as_rows(found, run.names)
@@ -151,13 +154,13 @@ def verdict_of(run: RunRecord, expected: Mapping[str, Any] | None) -> Verdict:
     present = took_part(run.clients, [(one.clients, one.removed) for one in run.history])
     expected = expected and _of_those(present, run, expected)
     if prior is not None:
-        before = np.asarray(run.family.moments(run.prior)[1])
-        open_sd = verdicts.open_sds(run.family, run.standing, before, expected)
+        open_sd = verdicts.open_sds(run.family, run.standing, run.prior, expected)
     moves = [
         (update.gap.mean_shift, *update.gap[2:]) for update in run.history if update.gap is not None
     ]
-    shares = {row["client"]: row["precision_share"] for row in influence_rows(run) or ()}
-    found = verdicts.judge(run.study, run.rows(), prior, moves, shares, open_sd, expected)
+    found = verdicts.judge(
+        run.study, run.rows(), prior, moves, _contributions(run), open_sd, expected, _joint(run)
+    )
     return found._replace(alarms=(*found.alarms, IMPROPER)) if run.is_projected else found
 
 
@@ -194,3 +197,35 @@ def _of_those(
         told = np.maximum(np.asarray(expected[name]) ** -2.0 - before, 0.0)
         found[name] = ((before + share * told) ** -0.5).tolist()
     return found
+
+
+def _trace_noise(run: RunRecord) -> float:
+    return trace_noise(run.stand, run.prior, run.standing and run.standing.coordinates)
+
+
+def _contributions(run: RunRecord) -> verdicts.Contributions:
+    """Returns what is known of each client's part in the posterior."""
+    shares = {row["client"]: row["precision_share"] for row in influence_rows(run) or ()}
+    seen = {name for update in run.history for name in (*update.clients, *update.removed)}
+    never = tuple(name for name in run.clients if name not in seen)
+    noise: float | None = 0.0
+    if run.study.privacy.private and shares:
+        trace, noise = _trace_noise(run), None
+        if trace > 0.0:
+            total = sum(float(run.family.trace(run.prior, run.factors[name])) for name in shares)
+            noise = trace / total if total > 0.0 else None
+    return verdicts.Contributions({k: v for k, v in shares.items() if k not in never}, noise, never)
+
+
+def _joint(run: RunRecord) -> verdicts.Joint | None:
+    """Returns what a verdict needs of a Gaussian posterior with correlations; None of any other."""
+    if not is_full(run.family) or len(run.names) > _MOST_JOINT:
+        return None
+    mean = run.family.moments(run.posterior)[0]
+    covariance = np.linalg.inv(np.asarray(run.posterior.J, np.float64))
+    at = None if run.standing is None else run.standing.coordinates
+    usual = None
+    if at is not None:
+        usual = at.centre.copy()
+        usual[at.constant] = 1.0
+    return verdicts.Joint(np.asarray(mean, np.float64), covariance, usual)

@@ -13,16 +13,26 @@ from fedvi.study.config import Study
 from fedvi.study.spec import regressions, shared_parts
 from fedvi.updates.abilities import ability
 
-__all__ = ["Verdict", "from_dict", "judge", "lines", "open_sds"]
+__all__ = ["Contributions", "Joint", "Verdict", "from_dict", "judge", "lines", "open_sds"]
 
 # An sd above _WIDER × the prior's is no rounding; one below _NARROWER × the expected one is no luck.
 _WIDER, _NARROWER = 1.02, 0.6
-# A site with less than this part of its fair share of the precision adds almost nothing.
-_LITTLE = 0.1
+# A site with less than this part of its fair share of the precision adds almost nothing; and so little
+# is no chance if it is twice the noise below this part of it.
+_LITTLE, _CLEARLY = 0.1, 0.5
 # A reference patient's probability below this, or above 1 minus this, is not plausible.
 _RAREST = 1e-3
 # The log odds ratio to the declared odds from which a rate is not plausible.
 _FAR = math.log(30.0)
+# The same for records with average columns.
+_FAR_USUAL = math.log(10.0)
+# From this correlation of two coefficients the records tell of a combination of both alone, if the sd is
+# more than this part of its prior's: of an effect beside the intercept, and of each of two effects.
+_TWINS, _LOOSE, _LOOSE_BOTH = 0.95, 0.25, 0.1
+# Where clipping leaves less than this part of the precision, clipped records shape the means.
+_CLIPPED = 0.25
+# An interval of more than this part of its prior's is the prior's.
+_SAME = 0.9
 # The released curvature is used if it makes the sd smaller than this part of the prior's.
 _SEEN = 0.5
 _NAMED = 8
@@ -75,6 +85,34 @@ class Verdict(NamedTuple):
         return {**self._asdict(), "multiple": self.multiple, "lines": list(lines(self))}
 
 
+class Contributions(NamedTuple):
+    """Each site's part in a posterior, as far as it may be shown.
+
+    Attributes:
+      shares: site → its share of the likelihood's precision; empty if shares may not be shown.
+      noise: the sd of the noise in each share; None if it is not known, so that no share can be judged.
+      never: sites that never answered.
+    """
+
+    shares: Mapping[str, float | None] = {}
+    noise: float | None = 0.0
+    never: tuple[str, ...] = ()
+
+
+class Joint(NamedTuple):
+    """A Gaussian posterior of all coefficients together.
+
+    Attributes:
+      mean, covariance: [D] and [D, D].
+      usual: the columns' means by a survey, which was released with noise, 1 for the constant; None
+        without a survey.
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    usual: np.ndarray | None = None
+
+
 def from_dict(values: Mapping[str, Any] | None) -> Verdict | None:
     """Reads what ``as_dict`` wrote; None of a result without a verdict."""
     if not values:
@@ -85,20 +123,25 @@ def from_dict(values: Mapping[str, Any] | None) -> Verdict | None:
 
 
 def open_sds(
-    family: Any, standing: Any, prior_sd: np.ndarray, expected: Mapping[str, Any] | None
+    family: Any, standing: Any, prior: Any, expected: Mapping[str, Any] | None
 ) -> np.ndarray | None:
     """Returns the sds that a fit of the same records without noise is expected to have, [D]; or None.
 
     A study may declare little of its records, so the released curvature is used where it stands out of
     the noise: where the released posterior, which holds no noise of the mean, is much narrower than the
-    prior. Without clipping it would be narrower still.
+    prior, and the reported one, which holds it, is narrower too. Without clipping it would be narrower
+    still.
     """
     planned = None if expected is None else np.asarray(expected["sds"], np.float64)
     if standing is None or planned is None or expected is None:
         return planned
-    own = np.asarray(family.moments(standing.handed_out)[1])
+    own, reported, before = (
+        np.asarray(family.moments(eta)[1])
+        for eta in (standing.handed_out, standing.reported, prior)
+    )
     told = np.maximum(own * np.asarray(expected["kept"]), _NARROWER * planned)
-    return np.where(own < _SEEN * prior_sd, told, planned)
+    seen = (own < _SEEN * before) & (reported < _SAME * before)
+    return np.where(seen, told, planned)
 
 
 _NO_ROUND = (
@@ -112,9 +155,10 @@ def judge(
     rows: Sequence[Mapping[str, Any]],
     prior: Sequence[Mapping[str, float]] | None,
     moves: Sequence[Sequence[float]],
-    shares: Mapping[str, float | None],
+    contributions: Contributions,
     open_sd: np.ndarray | None = None,
     expected: Mapping[str, Any] | None = None,
+    joint: Joint | None = None,
     helps: str = "",
 ) -> Verdict:
     """Judges a finished run from its releases.
@@ -124,9 +168,10 @@ def judge(
       rows: the posterior by coordinate, see ``fedvi.study.spec.coefficients``.
       prior: its mean and sd by coordinate; None if it has none.
       moves: (largest move of a mean, surprise, jitter) of each round, in posterior sds.
-      shares: client → its share of the likelihood's precision; empty if shares may not be shown.
+      contributions: of the sites.
       open_sd: see ``open_sds``.
       expected: see ``fedvi.planning.widths.expectation``.
+      joint: the posterior of all coefficients together; None if it has no correlations.
       helps: what would narrow intervals most, in words.
     """
     effects = []
@@ -147,17 +192,31 @@ def judge(
     unheld = solver.unheld if study.privacy.private else ""
     multiples: dict[str, float] = {}
     records = effective = None
+    # Noise that intervals leave out makes correlations, too.
+    twins = [] if unheld else list(_twins(rows, prior, effects, joint))
+    rate = tuple(_of_rate(study, rows, joint))
     # Without privacy, an interval wider than expected has other causes. And an interval that leaves the
     # noise out does not show what noise costs.
-    if open_sd is not None and expected is not None and study.privacy.private and not unheld:
+    # And of another outcome than the declared one, nothing is expected.
+    if (
+        open_sd is not None
+        and expected is not None
+        and study.privacy.private
+        and not (unheld or rate)
+    ):
+        # What columns that say the same leave open has nothing to do with noise.
+        out = {name for pair in twins for name in pair}
         multiples = {
-            row["name"]: row["sd"] / float(sd) for row, sd in zip(rows, open_sd, strict=False)
+            row["name"]: row["sd"] / float(sd)
+            for row, sd in zip(rows, open_sd, strict=False)
+            if row["name"] not in out
         }
         records = int(expected["records"])
-        off = [float(open_sd[i]) / expected["sds"][i] for i in effects] or [1.0]
+        free = [i for i in effects if rows[i]["name"] not in out]
+        off = [float(open_sd[i]) / expected["sds"][i] for i in free] or [1.0]
         if 1.0 / _OTHER < np.median(off) < _OTHER:
-            sds = [rows[i]["sd"] for i in effects]
-            effective = _effective(records, sds, prior, open_sd, effects)
+            sds = [rows[i]["sd"] for i in free]
+            effective = _effective(records, sds, prior, open_sd, free)
     if not moves:
         # Widths and levers of a prior say nothing.
         return Verdict(len(effects), (), {}, None, None, None, (_NO_ROUND,), "")
@@ -166,8 +225,10 @@ def judge(
         *([unheld] if unheld else []),
         *_of_widths(rows, prior, effects, expected),
         *_of_prior(rows, prior, effects),
-        *_of_shares(study, shares),
-        *_of_rate(study, rows),
+        *_of_twins(twins),
+        *_of_contributions(study, contributions),
+        *rate,
+        *_of_clipping(study, expected, effects),
     )
     return Verdict(
         *(len(effects), tuple(stand_out), multiples, records, effective),
@@ -183,6 +244,11 @@ def lines(verdict: Verdict) -> Iterator[str]:
         yield (
             f"{len(found)} of {count} effects stand out, since “no effect” is outside their 95 % "
             f"intervals: {named}"
+            + (
+                ". This may change, since the run did not settle"
+                if verdict.settled is False
+                else ""
+            )
             if found
             else f"none of {count} effects stands out: records and noise leave the direction open"
         )
@@ -257,9 +323,18 @@ def _of_widths(
                 f"{_some(wide)}: the interval is wider than before any record was seen, so that noise "
                 "alone moved it"
             )
-        same = [i for i in effects if rows[i]["sd"] > 0.9 * prior[i]["sd"]]
-        if effects and 2 * len(same) > len(effects) and not wide:
+        same = [
+            rows[i]["name"]
+            for i in effects
+            if rows[i]["sd"] > _SAME * prior[i]["sd"] and rows[i]["name"] not in wide
+        ]
+        if 2 * len(same) > len(effects) and not wide:
             yield "most intervals are as wide as the prior's: the run added next to nothing"
+        elif same:
+            yield (
+                f"{_some(same)}: the interval is as wide as before any record was seen: noise hides the "
+                "effect, or the column is the same in nearly all records"
+            )
     if expected is not None:
         narrow = [rows[i]["name"] for i in effects if rows[i]["sd"] < expected["least"][i]]
         if narrow:
@@ -289,15 +364,58 @@ def _of_prior(
         )
 
 
-def _of_shares(study: Study, shares: Mapping[str, float | None]) -> Iterator[str]:
-    known = {name: share for name, share in shares.items() if share is not None}
-    if len(known) < 2:
+def _twins(
+    rows: Sequence[Mapping[str, Any]],
+    prior: Sequence[Mapping[str, float]] | None,
+    effects: Sequence[int],
+    joint: Joint | None,
+) -> Iterator[tuple[str, str]]:
+    """Yields pairs of an effect and an earlier effect, or an intercept, that only their sum determines."""
+    if prior is None or joint is None:
+        return
+    sds = np.sqrt(np.diagonal(joint.covariance))
+    near = np.abs(joint.covariance) > _TWINS * np.outer(sds, sds)
+    fixed = [i for i, row in enumerate(rows) if row["name"].endswith("(Intercept)")]
+    open_ = [
+        i
+        for i in effects
+        if rows[i]["sd"] > _LOOSE_BOTH * prior[i]["sd"]
+        and rows[i]["lower"] <= 0.0 <= rows[i]["upper"]
+    ]
+    for i in effects:
+        earlier = fixed if rows[i]["sd"] > _LOOSE * prior[i]["sd"] else []
+        for k in (*earlier, *(k for k in open_ if k < i and i in open_)):
+            if near[i, k]:
+                yield rows[k]["name"], rows[i]["name"]
+
+
+def _of_twins(twins: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for one, other in twins[:_NAMED]:
+        if one.endswith("(Intercept)"):
+            yield (
+                f"{other}: the run cannot tell its effect from the intercept: the column is the same in "
+                "nearly all records, as where its bounds cut it off or its reference level is rare"
+            )
+        else:
+            yield (
+                f"{one} and {other}: the run cannot tell one effect from the other: the two columns say "
+                "nearly the same, or noise hides their difference; leave one of them out"
+            )
+
+
+def _of_contributions(study: Study, contributions: Contributions) -> Iterator[str]:
+    """Yields sites that added nothing, as far as the noise in their shares lets it be seen."""
+    for name in contributions.never:
+        yield f"{name} never answered: the result holds nothing of its records"
+    known = {name: share for name, share in contributions.shares.items() if share is not None}
+    if len(known) < 2 or contributions.noise is None:
         return
     most = study.data.max_records or 1000
     held = {client.name: client.expected_records or most for client in study.clients}
     total = sum(held.get(name, most) for name in known)
     for name, share in known.items():
-        if share < _LITTLE * held.get(name, most) / total:
+        fair = held.get(name, most) / total
+        if share < _LITTLE * fair and share + 2.0 * contributions.noise < _CLEARLY * fair:
             yield (
                 f"{name} added {'nothing that can be seen' if share < 0.0 else 'little'} (its share of "
                 f"the precision is {share:.0%}): noise hides it, or it holds few records, or its file "
@@ -305,8 +423,23 @@ def _of_shares(study: Study, shares: Mapping[str, float | None]) -> Iterator[str
             )
 
 
-def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yields an alarm if the rate of a reference patient is not plausible, for odds."""
+def _of_clipping(
+    study: Study, expected: Mapping[str, Any] | None, effects: Sequence[int]
+) -> Iterator[str]:
+    """Yields an alarm if clipping is expected to leave little of the records, by declarations alone."""
+    if expected is None or not effects or not study.privacy.private:
+        return
+    left = float(np.median([expected["kept"][i] for i in effects])) ** 2
+    if left < _CLIPPED:
+        yield (
+            f"clipping is expected to leave {_part(left)} of what the records say: intervals are wide, and "
+            "means may be further from those without privacy than intervals say, since the records that "
+            "are clipped most count least"
+        )
+
+
+def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | None) -> Iterator[str]:
+    """Yields an alarm if the rate of a reference or average patient is not plausible, for odds."""
     formula = study.formula or ""
     intercept = next((row for row in rows if row["name"] == "(Intercept)"), None)
     if intercept is None or shared_parts.ratio(study) != "odds":
@@ -319,7 +452,18 @@ def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     shares = parse_expected(table, f"data.schema.{outcome}").shares
     sure = 1.96 * intercept["sd"]
     if shares is not None and 0.0 < shares[1] < 1.0:
-        if abs(intercept["mean"] - math.log(shares[1] / shares[0])) - sure > _FAR:
+        said = math.log(shares[1] / shares[0])
+        if joint is not None and joint.usual is not None:
+            mean = float(joint.usual @ joint.mean)
+            sd = math.sqrt(float(joint.usual @ joint.covariance @ joint.usual))
+            if abs(mean - said) - 1.96 * sd > _FAR_USUAL:
+                rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(mean, 700.0))))
+                yield (
+                    f"{outcome} would be true for {rate:.2g} of records with average columns, and "
+                    f"{shares[1]:.2g} was expected: the fit went astray, or the outcome is not as declared"
+                )
+                return
+        if abs(intercept["mean"] - said) - sure > _FAR:
             yield (
                 f"{outcome} would be true for {rate:.2g} of reference patients, and {shares[1]:.2g} was "
                 "expected: the fit went astray, or its reference is far from a usual patient"

@@ -235,6 +235,7 @@ KEYS_LEFT = {
     "cli/_audited.py": "a second opinion is given what the study says, not what was made of it",
     "planning/advice.py": "what a mode would be with the keys that it has",
     "planning/plan.py": "whether a clip norm was left to fedvi, and how answers are averaged",
+    "planning/scenarios.py": "a clip norm as it was written, which a lever takes back",
     "planning/topics.py": "how answers are averaged",
     "results/report_ledgers.py": "the clip norm as it was written, on a statement",
     "results/reporting.py": "the rounds as they were written: a schedule may be code, which no report runs",

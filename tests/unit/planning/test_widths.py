@@ -262,3 +262,14 @@ def test_what_rests_on_a_guess_is_marked(tmp_path: Path) -> None:
     found = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     guessed = [row["name"] for row in found["coefficients"] if not row["stated"]]
     assert guessed == ["score"]
+
+
+def test_a_clip_norm_that_is_far_too_small_is_the_best_lever() -> None:
+    raw = raw_plan(4.0)
+    raw["solver"]["clip_norm"] = 0.01
+    best, *_ = scenarios.levers(planned(raw))
+    assert best.what == 'clip_norm = "auto" in the place of 0.01'
+    assert best.narrower > 0.5
+    mended = scenarios.changed(planned(raw).study, **best.change)
+    assert mended.solver.arguments["clip_norm"] == "auto"
+    assert not any("clip_norm" in one.what for one in scenarios.levers(planned(raw_plan(4.0))))

@@ -1,6 +1,8 @@
 """Claims about what each client contributed: exact for a conjugate model, no number where none is sound."""
 
 import dataclasses
+import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -8,9 +10,11 @@ import pytest
 
 from fedvi.expfam.gamma import Gamma
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
-from fedvi.results.influence import ALONE, CLEANED, IMPROPER, PROJECTED, influence
+from fedvi.results.influence import ALONE, CLEANED, IMPROPER, PROJECTED, influence, trace_noise
 from fedvi.results.outcome import record
 from fedvi.results.run_record import influence_rows
+from fedvi.updates.coordinates import Coordinates
+from fedvi.updates.noise_aware import of_sites
 from tests.studies import linear_regression, random_eta, raw_study, run_study
 
 
@@ -196,3 +200,13 @@ def test_nothing_is_said_alone_where_that_is_no_distribution() -> None:
     silent = influence(family, prior, sites, ["a"], True)
     assert silent is not None
     assert silent[0].alone is None
+
+
+def test_the_noise_of_a_share_is_reckoned_where_it_was_added() -> None:
+    """In coordinates in which columns are shorter, the same noise hides more of the coefficients."""
+    prior = FullGaussian(2).isotropic(1.0)
+    stand = functools.partial(of_sites, curvature_sd=3.0)
+    assert trace_noise(stand, prior, None) == pytest.approx(3.0 * math.sqrt(2.0))
+    half = Coordinates(np.zeros(2), np.array([1.0, 0.5]), 0)
+    assert trace_noise(stand, prior, half) == pytest.approx(3.0 * math.sqrt(1.0 + 4.0**2))
+    assert trace_noise(None, prior, None) == 0.0

@@ -11,7 +11,7 @@ from fedvi.planning.widths import expectation
 from fedvi.results import run_record
 from fedvi.results import verdict as verdicts
 from fedvi.results.outcome import record, verdict_of
-from fedvi.results.verdict import judge
+from fedvi.results.verdict import Contributions, Joint, judge
 from fedvi.run.simulate import run
 from fedvi.study.config import parse_study
 from tests.unit.planning.test_widths import planned, raw_plan, sources
@@ -171,6 +171,11 @@ def test_ten_runs_that_went_well_have_no_alarm(raw: Any, given: Any) -> None:
         (study(), drawn(s0=0, s1=0, s2=0, s3=0), "wider than before any record was seen"),
         (study(4.0, data={"max_records": 3}), drawn(s0=3, s1=3, s2=3, s3=3), "wider than before"),
         (study(4.0, solver={"clip_norm": 1e-4}), drawn(), "added next to nothing"),
+        (
+            study(4.0, solver={"clip_norm": 1e-4}),
+            drawn(),
+            "clipping is expected to leave less than 1 %",
+        ),
         (study(4.0, solver={"clip_norm": 1e6}), drawn(), "added next to nothing"),
         (study(4.0, prior={"scale": 0.01}), drawn(), "added next to nothing"),
         (study(4.0, schedule={"rounds": 2}), drawn(), "did not settle"),
@@ -183,6 +188,7 @@ def test_ten_runs_that_went_well_have_no_alarm(raw: Any, given: Any) -> None:
         "dead",
         "few",
         "clip-low",
+        "clipped",
         "clip-high",
         "prior",
         "rounds",
@@ -210,7 +216,11 @@ EXPECTED = {"records": 2400, "sds": [0.1] * 4, "least": [0.06] * 4, "kept": [1.0
 
 
 def judged(found: list[dict[str, Any]], moves: Any = ((0.1, 0.0, 0.2),) * 2, **more: Any) -> Any:
-    given = {"shares": {}, "open_sd": np.array(EXPECTED["sds"]), "expected": EXPECTED} | more
+    given = {
+        "contributions": Contributions(),
+        "open_sd": np.array(EXPECTED["sds"]),
+        "expected": EXPECTED,
+    } | more
     raw = given.pop("study", None) or raw_plan()
     return judge(parse_study(raw), found, PRIOR, moves, **given)
 
@@ -221,7 +231,7 @@ def judged(found: list[dict[str, Any]], moves: Any = ((0.1, 0.0, 0.2),) * 2, **m
         (judged(rows(0.2, 0.2, 1.3, 0.2)), "score: the interval is wider than before"),
         (judged(rows(0.2, 0.02, 0.2, 0.2)), "age: the interval is narrower than 2,400 records"),
         (
-            judged(rows(0.2, 0.2, 0.2, 0.2), shares={"s0": 1.1, "s1": -0.1}),
+            judged(rows(0.2, 0.2, 0.2, 0.2), contributions=Contributions({"s0": 1.1, "s1": -0.1})),
             "s1 added nothing that can be seen",
         ),
         (
@@ -242,8 +252,77 @@ def test_each_gate_has_its_sentence(verdict: Any, words: str) -> None:
     assert words in alarm
 
 
+def test_a_share_that_noise_explains_is_no_alarm() -> None:
+    shares = {"s0": 1.07, "s1": -0.07}
+    for noise in (0.2, None):
+        assert judged(rows(*[0.2] * 4), contributions=Contributions(shares, noise)).alarms == ()
+    assert len(judged(rows(*[0.2] * 4), contributions=Contributions(shares, 0.05)).alarms) == 1
+
+
+def test_a_site_that_never_answers_is_told_from_one_that_added_little() -> None:
+    raw = raw_plan(8.0)
+    raw["schedule"] |= {"deadline_seconds": 60, "quorum": 2}
+    raw["clients"][1]["latency_seconds"] = 1e6
+    found = verdict_of(run(planned(raw), sources()))
+    assert found.alarms == ("s1 never answered: the result holds nothing of its records",)
+
+
+def joint(*pairs: tuple[int, int], sd: float = 0.5, usual: Any = None, mean: float = 0.0) -> Any:
+    covariance = np.eye(4)
+    for one, other in pairs:
+        covariance[one, other] = covariance[other, one] = -0.99
+    return Joint(np.full(4, mean), sd**2 * covariance, usual)
+
+
+def test_columns_that_say_the_same_are_named_and_their_widths_are_not_laid_to_privacy() -> None:
+    found = judged(rows(0.1, 0.5, 0.5, 0.1), joint=joint((1, 2)))
+    (alarm,) = found.alarms
+    assert "age and score: the run cannot tell one effect from the other" in alarm
+    assert set(found.multiples) == {"(Intercept)", "male"}
+    (alarm,) = judged(rows(0.5, 0.5, 0.1, 0.1), joint=joint((0, 1))).alarms
+    assert "age: the run cannot tell its effect from the intercept" in alarm
+    # Narrow intervals of correlated coefficients, as of a polynomial, are no fault.
+    assert judged(rows(*[0.08] * 4), joint=joint((1, 2), sd=0.08)).alarms == ()
+    # Nor are two effects that stand out both.
+    assert judged(rows(*[0.2] * 4, mean=1.0), joint=joint((1, 2), sd=0.2)).alarms == ()
+
+
+def test_one_effect_of_which_nothing_was_seen_is_named() -> None:
+    (alarm,) = judged(rows(0.2, 0.2, 0.2, 0.98)).alarms
+    assert alarm.startswith("male: the interval is as wide as before any record was seen")
+
+
+def test_an_outcome_unlike_the_declared_one_is_told_and_no_width_is_held_against_it() -> None:
+    usual = np.array([1.0, 0.5, 0.5, 0.6])
+    found = judged(rows(*[0.4] * 4, mean=-2.0), joint=joint(usual=usual, mean=-2.0, sd=0.4))
+    (alarm,) = found.alarms
+    assert "of records with average columns, and 0.3 was expected" in alarm
+    assert found.multiples == {}
+    fine = judged(rows(*[0.2] * 4), joint=joint(usual=usual, sd=0.2))
+    assert fine.alarms == ()
+    assert fine.multiples
+
+
+def test_effects_of_a_run_that_did_not_settle_are_not_told_as_final() -> None:
+    unsettled = judged(rows(*[0.2] * 4, mean=1.0), ((3.0, 0.0, 0.1), (2.5, 2.0, 0.1)))
+    assert "This may change, since the run did not settle" in said(unsettled)
+    assert "may change" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
+
+
+def test_a_curvature_that_noise_made_is_not_taken_for_the_records() -> None:
+    """Without a record seen, noise alone had halved some of the sds that were handed out."""
+    result = run(planned(raw_plan(0.05)), sources())
+    expected = expectation(result.assembly)
+    assert expected is not None
+    standing, family = result.standing, result.assembly.family
+    assert standing is not None
+    told = {"handed_out": family.isotropic(0.01), "reported": family.isotropic(3.0)}
+    found = verdicts.open_sds(family, standing._replace(**told), result.assembly.prior, expected)
+    assert np.array_equal(found, np.array(expected["sds"]))
+
+
 def test_no_gate_is_shut_for_a_usual_result() -> None:
-    found = judged(rows(0.2, 0.2, 0.2, 0.2), shares={"s0": 0.4, "s1": 0.6})
+    found = judged(rows(0.2, 0.2, 0.2, 0.2), contributions=Contributions({"s0": 0.4, "s1": 0.6}))
     assert found.alarms == ()
     # 1 / 0.04 − 1 of 1 / 0.01 − 1
     assert found.effective == round(2400 * 24 / 99)
