@@ -150,6 +150,8 @@ class Round(Consortium):
     def check(self, rounds: int) -> None:
         """Each sum that was read is that of its sites' answers and needed layers, bit for bit."""
         assert len(self.read) == rounds
+        # Each round has secrets of its own: one that was opened once tells nothing of another.
+        assert len(set(self.secrets.values())) == len(self.secrets)
         layers = self.assembly.gather.top_up
         for visit, (named, found) in enumerate(self.read):
             stays = range(layers.kept(len(NAMES) - len(named)))
