@@ -642,6 +642,41 @@ def test_a_false_opening_leaves_a_round_that_is_given_up(round_: Round) -> None:
     assert tree.equal(round_.coordinator.state.posterior, round_.assembly.prior)
 
 
+# What is told of the noise.
+
+
+def test_a_standing_knows_the_noise_of_sums_without_some_sites(round_: Round) -> None:
+    spec, told = round_.assembly.spec, []
+
+    def stand(family: Any, fold: Any, before: Any) -> Any:
+        told.append(fold.noise)
+        return spec.stand(family, fold, before)
+
+    store = MemoryServerStore()
+    noting = spec._replace(stand=stand)
+    round_.coordinator = Coordinator(noting, store, clock=lambda: round_.now)
+    workers = round_.all()
+    # It answers the first round, and is gone in the second.
+    workers["east"] = round_.worker("east", lambda link: Dying(link, "submit", heard=False, at=2))
+    round_.go_on(workers)
+    round_.finish(workers)
+    assert [len(named) for named, _ in round_.read] == [7, 6, 6]
+    layers = round_.assembly.gather.top_up
+    # That of all seven is the unit.
+    louder = float(6 * layers.variance(layers.kept(1)) / 7)
+    assert told == [1.0, louder, louder]
+    assert round_.coordinator.state.standing.noise == louder > 1.0
+
+
+def test_draws_of_layers_are_in_the_distance_of_the_tables() -> None:
+    some, all_ = (build.assemble(parse_study(raw(names=NAMES, least=n))) for n in (LEAST, 7))
+    draws = some.gather.top_up.draws
+    assert draws > 0
+    assert all_.gather.top_up.draws == 0
+    # Without layers a number takes two draws at most.
+    assert some.table_distance >= all_.table_distance * (2 + draws) / 2
+
+
 # What a study may not say.
 
 
