@@ -668,6 +668,20 @@ def test_a_standing_knows_the_noise_of_sums_without_some_sites(round_: Round) ->
     assert round_.coordinator.state.standing.noise == louder > 1.0
 
 
+@pytest.mark.parametrize("noise", [0.9, 20.0, 1000.0])
+def test_layers_are_in_proportion_to_the_noise_of_each_site(noise: float) -> None:
+    given = raw(names=NAMES, least=LEAST)
+    given["solver"] = {**given["solver"], "noise_multiplier": noise}
+    given["privacy"]["epsilon"] = 100.0
+    made = build.assemble(parse_study(given))
+    steps = noise * 2.0 / made.gather.step  # clip_norm is 2
+    draws = [c for layer in made.gather.top_up.layers for c in layer.divisors]
+    layers = sum((made.gather.top_up.stride * 4096 / c) ** 2 for c in draws)
+    # Of six honest sites four are left.
+    assert 4 * (steps**2 + layers) == pytest.approx(6 * steps**2, rel=0.16)
+    assert 4 * (steps**2 + layers) >= 6 * steps**2 * (1 - 1e-12)
+
+
 def test_draws_of_layers_are_in_the_distance_of_the_tables() -> None:
     some, all_ = (build.assemble(parse_study(raw(names=NAMES, least=n))) for n in (LEAST, 7))
     draws = some.gather.top_up.draws
