@@ -5,6 +5,7 @@ written out here, and the stream comes directly from the cipher.
 """
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
@@ -88,7 +89,13 @@ def check_masked(spec: ServerSpec, answers: Mapping[str, Payload]) -> list[Findi
         late = spec.clients[-1]
         without = _played(spec, answers, late)
         checks[0] = _worse(checks[0], _sum(spec, without))
-        checks += [_set(spec, without), _outside(spec, _played(spec, answers, late, turns=1))]
+        signed = _played(spec, answers, late, turns=1)
+        checks += [
+            _set(spec, without),
+            _outside(spec, signed),
+            _kept_back(spec, signed),
+            _enough(spec),
+        ]
     return checks
 
 
@@ -236,19 +243,25 @@ def _masks(spec: ServerSpec, found: _Round) -> Finding:
 
 def _layers_that_stay(spec: ServerSpec, missing: int) -> int:
     """Counts the fewest layers with which the honest answers of a sum have the noise of a sum of all."""
+    gather = spec.gather
+    assert gather is not None
+    count = 0
+    while _left(spec, missing, count) < 1 and count < len(gather.top_up.layers):
+        count += 1
+    return count
+
+
+def _left(spec: ServerSpec, missing: int, layers: int) -> Fraction:
+    """Returns the noise variance of honest answers with their first layers, in units of the priced one."""
     gather, all_sites = spec.gather, len(spec.clients)
     assert gather is not None
-    honest = all_sites - missing - gather.sums.colluding
     # One draw of the table has the variance of one term of the base noise: of one, or of two.
     square = gather.top_up.stride**2
     share = Fraction(square, 1 if square == 1 else 1 + square)
-    variance, count = Fraction(1), 0
-    while honest * variance < all_sites - gather.sums.colluding and count < len(
-        gather.top_up.layers
-    ):
-        variance += sum(share / c**2 for c in gather.top_up.layers[count].divisors)
-        count += 1
-    return count
+    divisors = [c for layer in gather.top_up.layers[:layers] for c in layer.divisors]
+    variance = 1 + sum((share / c**2 for c in divisors), Fraction(0))
+    colluding = gather.sums.colluding
+    return (all_sites - missing - colluding) * variance / (all_sites - colluding)
 
 
 def _noised(spec: ServerSpec, payload: Payload, secret: bytes, layers: int) -> Payload:
@@ -364,6 +377,61 @@ def _outside(spec: ServerSpec, found: _Round) -> Finding:
         "the share of a site whose answer is not in the sum stays closed"
         if passed
         else "the mask of a site that is not in the sum can be opened, and its answer with it",
+    )
+
+
+def _kept_back(spec: ServerSpec, found: _Round) -> Finding:
+    """Has a site open a sum without one site, and looks for more in it than that sum needs."""
+    gather, name = spec.gather, spec.clients[1]
+    assert gather is not None
+    parts, sent = openings.parts(spec, found.coordinator.state, name), []
+
+    def handle(request: Request) -> Reply:
+        if isinstance(request, NextTask) and request.part and request.part.content:
+            sent.append(request.part.content)
+            return Wait()
+        return Wait(parts)
+
+    with contextlib.suppress(errors.FedviError):
+        found.maskings[name].close(MemoryLink(handle))
+    held, secret = found.held[name], _secret(found, name)
+    digest = task_digest(bytes.fromhex(held["set_up"]), spec.study_digest, found.tasks[name])
+    pair = base64.b64decode(held["secrets"][found.late])
+    surplus = range(_layers_that_stay(spec, missing=1), len(gather.top_up.layers))
+    numbers = (number.to_bytes(4, "big") for number in surplus)
+    expected = (
+        _expanded(secret, b"fedvi self mask 1"),
+        _expanded(pair, b"fedvi mask 1" + digest),
+        *(_expanded(secret, b"fedvi layer 1" + number) for number in numbers),
+    )
+    passed = sent == [b"".join(expected)]
+    return Finding(
+        "sums",
+        "the noise that a sum needs stays closed",
+        passed,
+        "nothing more is opened" if passed else "something else is opened",
+        "of a sum without a site, the others open their self masks, the keys that they share with it, and "
+        "the layers of noise that the sum needs no more"
+        if passed
+        else "an opening holds something else than that, by which the noise of the sum might be taken off",
+    )
+
+
+def _enough(spec: ServerSpec) -> Finding:
+    """Counts the noise that is left in a sum for each number of missing sites."""
+    gather = spec.gather
+    assert gather is not None
+    most = len(spec.clients) - gather.sums.least_reporting
+    least = min(_left(spec, count, gather.top_up.kept(count)) for count in range(most + 1))
+    passed = least >= 1
+    return Finding(
+        "sums",
+        "layers of noise make up for missing sites",
+        passed,
+        f"{float(least):.4g} × the priced variance, or more",
+        f"sums without up to {most} sites have the noise that is priced"
+        if passed
+        else "a sum without some sites has less noise than is priced",
     )
 
 

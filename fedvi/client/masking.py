@@ -203,7 +203,7 @@ class Masking:
         if held is None or self._stage <= 2:
             raise errors.ProtocolError("an answer cannot be masked before the sites agreed on keys")
         value, _ = codec.decode(payload)
-        numbers = whole(value, self._form.shapes, self._form.step).astype(np.int64)
+        numbers = whole(value, self._form.shapes, self._form.step)
         digest = task_digest(bytes.fromhex(held.set_up), self._form.study_digest, task)
         before_it = held
         sealed: list[bytes] = []
@@ -217,7 +217,8 @@ class Masking:
         if sealed:
             layers = top_up.layer_keys(held.seed, range(len(self._form.top_up.layers)))
             numbers = numbers + self._form.top_up.total(layers, len(numbers))
-        if np.abs(numbers).max(initial=0) * len(self._form.clients) >= LARGEST:
+        # In float64, which has room for all that is too large; as int64 it would pass for a small number.
+        if np.abs(numbers).max(initial=0.0) * len(self._form.clients) >= LARGEST:
             raise errors.PrivacyError(
                 f"the answer to task {task.task_id!r} holds numbers too large to be added up"
             )
@@ -225,7 +226,7 @@ class Masking:
         behind = [keys[name] for name in self._form.clients[self._own + 1 :]]
         before = [keys[name] for name in self._form.clients[: self._own]]
         behind += [top_up.self_mask_key(held.seed)] if sealed else []
-        words = masks.mask(numbers, behind, before, self._form.bits)
+        words = masks.mask(numbers.astype(np.int64), behind, before, self._form.bits)
         content = words.astype(f"<u{self._form.bits // 8}").tobytes()
         tensors = [Tensor(MASKED, f"<i{self._form.bits // 8}", words.shape, content)]
         if sealed:

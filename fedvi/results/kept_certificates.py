@@ -82,6 +82,11 @@ def _check_terms(book: Ledger, first: Certificate, found: Certificate, visit: in
             f"it is for {terms.least} answers or more and {terms.colluding} who work with the server, and "
             f"the ledger promises {header.sums.least_reporting} and {header.sums.colluding}"
         )
+    if header.topped_up not in (0, len(terms.clients)):
+        raise errors.PrivacyError(
+            f"it is of a study of {len(terms.clients)} sites, and the ledger promises the noise of "
+            f"{header.topped_up}"
+        )
     known = {**first.keys, **found.keys}
     if terms != first.terms or known != {**found.keys, **first.keys}:
         raise errors.PrivacyError("it shows other sites, or other keys, than the first one")

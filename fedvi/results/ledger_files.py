@@ -14,7 +14,7 @@ from fedvi.privacy import accountants, events, joint_claims, ledger, statement
 from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.filter import rdp_filter
 from fedvi.privacy.ledger import Ledger
-from fedvi.privacy.sums import Sums, with_sums
+from fedvi.privacy.sums import Sums, in_sum, with_sums
 from fedvi.server.store import schema
 from fedvi.store import sqlite
 
@@ -277,8 +277,9 @@ def excesses(found: Ledger) -> list[str]:
 def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
     """Prices all studies of each site together, for sites with several ledgers.
 
-    Guarantee: upper bounds if the studies were planned together. If later ones were chosen after
-    seeing earlier results, what holds is the cap of the site's ledger for life: a filter's.
+    Guarantee: upper bounds for whoever sees of each study what its view shows, if the studies were planned
+    together. If later ones were chosen after seeing earlier results, what holds is the cap of the site's
+    ledger for life: a filter's.
 
     Args:
       books: verified, none the beginning of another; ledgers for life are left out, since they hold
@@ -296,9 +297,9 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
         at = delta if delta is not None else max((d for d in known if d is not None), default=None)
         if len(group) < 2 or at is None:
             continue
-        event = events.compose(*(ledger.spent(book) for book in group))
+        event = _seen(group)
         # The largest distance gives an upper bound for all ledgers.
-        widest = max(group, key=lambda book: book.header.table_distance)
+        distance = max(book.header.table_distance for book in group)
         relations = [
             relation
             for relation in events.RELATIONS
@@ -309,7 +310,7 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
                 f"all {len(group)} ledgers of {client}",
                 name,
                 relation,
-                _epsilon(widest, name, relation, event, at),
+                None if event is None else priced(name, relation, distance, None, event, at),
                 at,
                 False,
                 None,
@@ -318,6 +319,18 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
             for name in accountants.__all__
         ]
     return found
+
+
+def _seen(group: Sequence[Ledger]) -> events.Event | None:
+    """Returns what several ledgers spent, each as its own view shows it; None if some have no price."""
+    found = []
+    for book in group:
+        event, sums = ledger.spent(book), book.header.sums
+        try:
+            found.append(event if sums is None else in_sum(event, sums.honest))
+        except errors.UnsupportedEvent:
+            return None
+    return events.compose(*found)
 
 
 def stated(books: Sequence[Ledger]) -> list[statement.Claim]:

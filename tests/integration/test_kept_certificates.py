@@ -142,6 +142,10 @@ def _other_round(content: dict[str, Any]) -> None:
         (_other_answer, "names another answer of 'north' than its ledger holds"),
         (_other_round, "it is of round 2"),
         (_own_rules, "it is for 1 answers or more and 0 who work with the server"),
+        (
+            _odd(clients=[*NAMES[:3], "home", "away"]),
+            "it is of a study of 5 sites, and the ledger promises the noise of 4",
+        ),
         (_one_key_for_all, "a certificate cannot be read"),
         (_other_keys, "it shows other sites, or other keys, than the first one"),
         (_odd(visit=math.inf), "a certificate cannot be read"),

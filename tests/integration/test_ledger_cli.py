@@ -218,6 +218,29 @@ def test_several_ledgers_of_one_site_are_priced_together_and_one_bad_one_is_told
     assert result.stdout.count("NOT WHOLE") == 1
 
 
+def test_each_ledger_is_priced_by_its_own_view_beside_others():
+    # Sums of 199 noises hide more than messages do, and their tables are further off their law.
+    seen = HEADER._replace(
+        study="lungs",
+        view="aggregate",
+        least_reporting=101,
+        colluding=1,
+        secure=True,
+        topped_up=200,
+        table_distance=1e-10,
+    )
+    both = events.compose(
+        events.repeat(events.Gaussian(10.0 * 199**0.5), 3), events.repeat(ROUND, 3)
+    )
+    for books in ([book(header=seen), book()], [book(), book(header=seen)]):
+        priced = {
+            (price.accountant, price.relation): price.epsilon
+            for price in ledger_files.totals(books)
+        }
+        for relation in events.RELATIONS:
+            assert priced["pld", relation] >= pld(relation).epsilon(both, 1e-5)
+
+
 def test_a_ledger_without_protection_says_so(tmp_path):
     header = ledgers.Header(
         "heart", "ab12", "north", "record", "substitute", "message", protected=False

@@ -1,6 +1,7 @@
 """Claims about the audit of secure sums: it finds nothing in what ships, and each fault that is planted."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from fedvi.audit import published_sums as audit
 from fedvi.client import masking, opening
 from fedvi.privacy import agreement, masks, pairs, shares, top_up
-from fedvi.server.core import sum_rounds
+from fedvi.server.core import openings, sum_rounds
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from tests.masked import assembled, raw
@@ -38,7 +39,7 @@ def test_nothing_is_found_in_what_ships() -> None:
 
 def test_nothing_is_found_where_sites_may_be_missing() -> None:
     checks = found_with_one_missing()
-    assert len(checks) == 8
+    assert len(checks) == 10
     assert all(checks.values())
 
 
@@ -102,6 +103,51 @@ def test_a_layer_of_less_noise_than_planned_is_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(top_up, "drawn", lambda *given: honest(*given) // 2)
     checks = found_with_one_missing()
     assert not checks["a mask is ChaCha20 under 256 bits of each pair and task"]
+
+
+def test_a_plan_of_too_few_layers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple("abcdefghij")
+    assembly = build.assemble(parse_study(raw(names=names, least=6)))
+    gather = assembly.gather
+    assert gather is not None
+    *layers, last = gather.top_up.layers
+    weak = last._replace(divisors=tuple(c + 2 for c in last.divisors))
+    for spoilt in ((*layers, weak), ()):
+        other = gather._replace(top_up=gather.top_up._replace(layers=spoilt))
+        checks = audit.check_sums(assembly.spec._replace(gather=other))
+        failed = [finding.check for finding in checks if not finding.passed]
+        assert failed == ["layers of noise make up for missing sites"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda terms, held: held.seed,
+        lambda terms, held: shares.split(held.seed, terms.threshold, len(terms.clients))[0],
+        lambda terms, held: top_up.layer_keys(held.seed, [0])[0][1],
+    ],
+    ids=["secret", "share", "layer"],
+)
+def test_an_opening_by_which_needed_noise_can_be_taken_off_is_found(
+    monkeypatch: pytest.MonkeyPatch, more: Callable[[Any, Any], bytes]
+) -> None:
+    honest, post, lengths = opening.opened, openings.post, {}
+
+    def careless(terms: Any, own: str, held: Any, *given: Any) -> tuple[Any, bytes, Any]:
+        after, content, certificate = honest(terms, own, held, *given)
+        lengths[own] = len(content)
+        return after, content + more(terms, held), certificate
+
+    def read(spec: Any, state: Any, client: str, part: Any) -> Any:
+        # The server keeps the rest to itself, and goes on.
+        content = part.content[: lengths.get(client)]
+        return post(spec, state, client, part._replace(content=content))
+
+    monkeypatch.setattr(opening, "opened", careless)
+    monkeypatch.setattr(openings, "post", read)
+    checks = found_with_one_missing()
+    assert checks["a masked sum is the plain one"]
+    assert not checks["the noise that a sum needs stays closed"]
 
 
 @pytest.mark.parametrize("kept", [4, 0])

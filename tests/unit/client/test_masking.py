@@ -19,14 +19,16 @@ from fedvi.federation.messages import (
     KeyPart,
     NextTask,
     Offer,
+    Payload,
     Reply,
     Request,
     Submit,
+    Tensor,
     Wait,
     Welcome,
 )
+from fedvi.privacy import events, masks
 from fedvi.privacy import ledger as ledgers
-from fedvi.privacy import masks
 from fedvi.run import simulate
 from fedvi.study import build
 from fedvi.study.config import parse_study
@@ -437,6 +439,24 @@ def test_a_mask_is_bound_to_all_that_a_task_says(assembly: build.Assembly, field
     # Whom it is for is no part of it: all sites of a round have the same.
     other = offered(consortium, "east")
     assert task_digest(bytes(32), "ab12", other) == before
+
+
+@pytest.mark.parametrize("steps", [2.0**52, 2.0**61, 2.0**80, -(2.0**80)])
+def test_an_answer_too_large_to_be_added_up_is_not_masked(
+    assembly: build.Assembly, steps: float
+) -> None:
+    # As int64 the largest would pass for small ones.
+    consortium = Consortium(assembly)
+    worker, gather = consortium.set_up()["north"], assembly.gather
+    reply = worker._link.handle(NextTask("north"))
+    assert isinstance(reply, Offer)
+    answer = {name: np.zeros(shape) for name, shape in gather.shapes.items()}
+    answer["gradient"][0] = steps * gather.step
+    tensors = [Tensor(name, "<f8", part.shape, part.tobytes()) for name, part in answer.items()]
+    event = json.dumps(events.to_json(events.Gaussian(1.0)))
+    payload = Payload(tuple(tensors), event, codec.digest(event, tensors))
+    with pytest.raises(errors.PrivacyError, match="too large to be added up"):
+        worker._mask(reply.task, payload)
 
 
 # What a server refuses.

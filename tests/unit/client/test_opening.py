@@ -150,6 +150,8 @@ class Round(Consortium):
     def check(self, rounds: int) -> None:
         """Each sum that was read is that of its sites' answers and needed layers, bit for bit."""
         assert len(self.read) == rounds
+        # Each round has secrets of its own: one that was opened once tells nothing of another.
+        assert len(set(self.secrets.values())) == len(self.secrets)
         layers = self.assembly.gather.top_up
         for visit, (named, found) in enumerate(self.read):
             stays = range(layers.kept(len(NAMES) - len(named)))
@@ -677,6 +679,55 @@ def test_a_false_opening_leaves_a_round_that_is_given_up(round_: Round) -> None:
     round_.go_on(workers)
     assert [bool(update.given_up) for update in round_.history] == [True] * 3
     assert tree.equal(round_.coordinator.state.posterior, round_.assembly.prior)
+
+
+# What is told of the noise.
+
+
+def test_a_standing_knows_the_noise_of_sums_without_some_sites(round_: Round) -> None:
+    spec, told = round_.assembly.spec, []
+
+    def stand(family: Any, fold: Any, before: Any) -> Any:
+        told.append(fold.noise)
+        return spec.stand(family, fold, before)
+
+    store = MemoryServerStore()
+    noting = spec._replace(stand=stand)
+    round_.coordinator = Coordinator(noting, store, clock=lambda: round_.now)
+    workers = round_.all()
+    # It answers the first round, and is gone in the second.
+    workers["east"] = round_.worker("east", lambda link: Dying(link, "submit", heard=False, at=2))
+    round_.go_on(workers)
+    round_.finish(workers)
+    assert [len(named) for named, _ in round_.read] == [7, 6, 6]
+    layers = round_.assembly.gather.top_up
+    # That of all seven is the unit.
+    louder = float(6 * layers.variance(layers.kept(1)) / 7)
+    assert told == [1.0, louder, louder]
+    assert round_.coordinator.state.standing.noise == louder > 1.0
+
+
+@pytest.mark.parametrize("noise", [0.9, 20.0, 1000.0])
+def test_layers_are_in_proportion_to_the_noise_of_each_site(noise: float) -> None:
+    given = raw(names=NAMES, least=LEAST)
+    given["solver"] = {**given["solver"], "noise_multiplier": noise}
+    given["privacy"]["epsilon"] = 100.0
+    made = build.assemble(parse_study(given))
+    steps = noise * 2.0 / made.gather.step  # clip_norm is 2
+    draws = [c for layer in made.gather.top_up.layers for c in layer.divisors]
+    layers = sum((made.gather.top_up.stride * 4096 / c) ** 2 for c in draws)
+    # Of six honest sites four are left.
+    assert 4 * (steps**2 + layers) == pytest.approx(6 * steps**2, rel=0.16)
+    assert 4 * (steps**2 + layers) >= 6 * steps**2 * (1 - 1e-12)
+
+
+def test_draws_of_layers_are_in_the_distance_of_the_tables() -> None:
+    some, all_ = (build.assemble(parse_study(raw(names=NAMES, least=n))) for n in (LEAST, 7))
+    draws = some.gather.top_up.draws
+    assert draws > 0
+    assert all_.gather.top_up.draws == 0
+    # Without layers a number takes two draws at most.
+    assert some.table_distance >= all_.table_distance * (2 + draws) / 2
 
 
 # What a study may not say.
