@@ -151,7 +151,8 @@ def simulate(
 
     Workers, coordinator and messages are those of a deployment; only the link, the stores and the
     clock are stand-ins. Declared latencies and the study's seed order the workers on a simulated
-    clock, so that runs without noise, or with ``insecure_seed``, replay exactly.
+    clock, so that runs without noise, or with ``insecure_seed``, replay exactly; but for masked sums that
+    lack a site, whose layers of noise follow from no seed.
 
     Args:
       study: from ``load_study``.

@@ -13,9 +13,9 @@ from fedvi.study.config import Study
 
 __all__ = ["check_code", "guards", "load"]
 
-# The largest distance of one noised sum of a later study from its exact law: 4,096 of our numbers. A ledger
-# for life records it once, and refuses larger ones.
-_TABLE_DISTANCE = 2.0**-50
+# The largest distance of one noised sum of a later study from its exact law: 131,072 of our numbers. A
+# ledger for life records it once, and refuses larger ones.
+_TABLE_DISTANCE = 2.0**-46
 
 
 def load(given: Mapping[str, Path], study: Study) -> dict[str, Policy]:
