@@ -95,14 +95,28 @@ def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
 )
 @click.option("--anchor", help="N:HASH that was printed before: detects a rollback or a fork.")
 @click.option("--delta", type=float, help="Price at this δ instead of the header's.")
+@click.option(
+    "--ca",
+    "authority",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The authority's certificate: check that it vouches for all sites of masked sums.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_json: bool) -> None:
+def verify(
+    path: Path,
+    again: bool,
+    anchor: str | None,
+    delta: float | None,
+    authority: Path | None,
+    as_json: bool,
+) -> None:
     """Check that ledgers are whole, and with --recompute their prices.
 
     It recomputes every hash and every state.
 
     In a site's store, of a study with masked sums that some sites may miss, it also checks who signed the
-    sum that each of the site's answers was opened in.
+    sum that each of the site's answers was opened in, with the keys that all sites signed; with --ca also
+    that these are the sites which the authority knows.
 
     Prints an anchor, N:HASH. Keep it: a chain cannot show that entries are missing from its end, and
     `--anchor N:HASH` of an earlier look can. The exit code is 0 if all ledgers are whole, 1 if any is
@@ -128,8 +142,9 @@ def verify(path: Path, again: bool, anchor: str | None, delta: float | None, as_
         if again and _has_price(found, delta)
     }
     exceeded = {book.path: ledger_files.excesses(found) for book, found in counted if again}
+    vouching = None if authority is None else authority.read_bytes()
     certified = {
-        book.path: None if book.ledger is None else kept_certificates.check(book.path)
+        book.path: None if book.ledger is None else kept_certificates.check(book.path, vouching)
         for book in books
     }
     totals = ledger_files.totals(whole, delta) if again else []
@@ -294,8 +309,8 @@ def _certified(found: Certified | None) -> list[str]:
     return [
         f"  {len(sizes)} of {found.sealed} masked answers have a certificate: opened for the sum of "
         f"{sites} sites, which enough sites signed. If no more sites work with the server than was "
-        "promised, no other sum of these rounds was opened. Whose keys these are was checked when sites "
-        "agreed on them, not now",
+        "promised, no other sum of these rounds was opened",
+        f"  {_whose(found)}",
         *(
             [f"  {lacking} without: their rounds were not opened here, or the certificate is gone"]
             if lacking
@@ -304,11 +319,31 @@ def _certified(found: Certified | None) -> list[str]:
     ]
 
 
+def _whose(found: Certified) -> str:
+    """Says what is known of the keys that sets were signed with."""
+    if not found.roster:
+        return (
+            "whose keys these are was checked when sites agreed on them, and is not known any more"
+        )
+    if found.is_vouched:
+        return f"the keys are those of the sites that the authority knows, of roster {found.roster}"
+    return (
+        f"the keys are those that sites of roster {found.roster} signed: compare it with that of the other "
+        "sites, or give --ca"
+    )
+
+
 def _certified_as_dict(found: Certified | None) -> dict[str, Any]:
     if found is None:
         return {}
     sets = {str(visit): list(sites) for visit, sites in found.sets.items()}
-    return {"certified": sets, "sealed": found.sealed, "certificate_problem": found.problem}
+    return {
+        "certified": sets,
+        "sealed": found.sealed,
+        "certificate_problem": found.problem,
+        "roster": found.roster,
+        "roster_vouched": found.is_vouched,
+    }
 
 
 def _show(book: ledger_files.Book, listed: list[ledger_files.Release]) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedvi import errors
-from fedvi.client import opening
-from fedvi.client.held_keys import Held, data, ratcheted, read, text, written
+from fedvi.client import opening, signed_keys
+from fedvi.client.held_keys import Held, ratcheted, read, text, written
 from fedvi.federation.messages import (
     CLOSING,
     Done,
@@ -35,22 +35,17 @@ from fedvi.federation.whole_numbers import LARGEST, MASKED, SHARES, whole
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import masks, pairs, shares, top_up
 from fedvi.privacy.agreement import Terms
-from fedvi.privacy.certificates import Certificate
 from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.pairs import Keys, Member
 from fedvi.privacy.sums import Sums
 from fedvi.privacy.top_up import TopUp
-from fedvi.store.base import ClientStore
+from fedvi.store.base import BOARD, ClientStore
 from fedvi.transport import codec
 from fedvi.transport.memory import Link
 from fedvi.transport.signers import Signer
 from fedvi.updates.base import Task
 
 __all__ = ["Form", "MaskedLink", "Masking", "task_digest"]
-
-_FORM = "fedvi keys 2"
-
-_VOUCHER_BYTES = 32
 
 
 class Form(NamedTuple):
@@ -260,7 +255,8 @@ class Masking:
                     terms, self._client, held, sealed, reply.parts, self._form.top_up
                 )
                 part = KeyPart(CLOSING[1], content)
-            self._save(held, certificate)
+            shown = certificate and (str(certificate.visit), certificate.written())
+            self._save(held, shown)
         raise errors.ProtocolError(
             "the server asks again for what it was sent just now",
             "its state may be damaged: look into its log",
@@ -301,7 +297,7 @@ class Masking:
     def _signed(self, keys: Keys, signing: bytes) -> bytes:
         agreement, encapsulation = keys.public
         said = {
-            "form": _FORM,
+            "form": signed_keys.FORM,
             "study": self._form.study_digest,
             "client": self._client,
             "x25519": text(agreement),
@@ -356,7 +352,8 @@ class Masking:
                 roster=roster,
                 secrets={n: offered.secret for n, offered in zip(names, made, strict=True)},
                 vouchers={m.name: m.ed25519 for m in self._members if m.ed25519},
-            )
+            ),
+            (BOARD, signed_keys.board([*signed])) if self._signer.lasting else None,
         )
 
     def _check_roster(self, roster: str) -> None:
@@ -380,40 +377,11 @@ class Masking:
 
     def _member(self, name: str, signed: bytes) -> Member:
         """Reads a site's keys and checks whose they are."""
-        try:
-            raw = json.loads(signed)
-            content, signature = raw["content"].encode(), data(raw["signature"])
-            said = json.loads(content)
-            form, study, client = said["form"], said["study"], said["client"]
-            agreement, encapsulation = data(said["x25519"]), data(said["mlkem768"])
-            voucher = data(said["ed25519"]) if self._form.opens else b""
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise errors.ProtocolError(
-                f"the keys of {name!r} cannot be read",
-                "do all sites have the same version of fedvi?",
-            ) from None
-        for what, found, expected in (
-            ("written as", form, _FORM),
-            ("of the study", study, self._form.study_digest),
-            ("of the client", client, name),
-        ):
-            if found != expected:
-                raise errors.ProtocolError(
-                    f"the keys shown as those of {name!r} are {what} {found!r:.80}, expected {expected!r}",
-                    "the server mixed them up, or put others in their place; none of its tasks is answered",
-                )
-        if self._form.opens and len(voucher) != _VOUCHER_BYTES:
-            raise errors.ProtocolError(
-                f"the keys of {name!r} hold no key of Ed25519, which sets are signed with: {len(voucher)} "
-                f"bytes, expected {_VOUCHER_BYTES}",
-                "that site must make its keys anew, for a new study; no answer was masked, and none left",
-            )
-        signer = self._signer.signer_of(name, content, signature)
-        return Member(name, signer, agreement, encapsulation, voucher)
+        form = self._form
+        return signed_keys.member(form.study_digest, name, signed, form.opens, self._signer)
 
-    def _save(self, held: Held, certificate: Certificate | None = None) -> None:
-        shown = None if certificate is None else (certificate.visit, certificate.written())
-        self._store.save_keys(written(held), shown)
+    def _save(self, held: Held, kept: tuple[str, bytes] | None = None) -> None:
+        self._store.save_keys(written(held), kept)
         self._held = held
 
 

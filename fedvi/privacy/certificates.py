@@ -3,8 +3,8 @@
 A certificate holds names, digests of masked answers, public keys and signatures, but no secret and nothing
 about a record. It shows that this site's answer was opened for the sum of this set and, with the ledger,
 that this is the answer that was charged. By the proof in docs/proofs/secure_sums.md no other sum of the
-round was opened, unless more sites work with the server than was promised. A certificate does not show
-who owns the keys; the sites checked that when they agreed on keys.
+round was opened, unless more sites work with the server than was promised. Who owns the keys is shown by
+all sites' signed keys, which the site keeps beside it (``fedvi.client.signed_keys``).
 """
 
 import base64

@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvi import errors
-from fedvi.privacy import certificates
+from fedvi.client import signed_keys
+from fedvi.privacy import certificates, pairs
 from fedvi.privacy.certificates import Certificate
 from fedvi.privacy.ledger import Ledger
 from fedvi.store import sqlite
+from fedvi.transport.signers import Kept
 
 __all__ = ["Certified", "check"]
 
@@ -20,27 +22,32 @@ class Certified(NamedTuple):
       sets: visit → the sites whose answers were in the opened sum with this site's.
       sealed: how many answers the ledger sealed. One without a certificate was of a round that this site
         did not open, or its certificate is lost.
-      problem: why a certificate is invalid; empty if all are valid.
+      problem: why a certificate, or the signed keys, are invalid; empty if all are valid.
+      roster: digest of the sites and their signing keys, hex; empty if their signed keys were not kept.
+      is_vouched: whether the given authority signed the certificates of all these sites.
     """
 
     sets: Mapping[int, tuple[str, ...]]
     sealed: int
     problem: str
+    roster: str = ""
+    is_vouched: bool = False
 
 
-def check(path: Path) -> Certified | None:
+def check(path: Path, authority: bytes | None = None) -> Certified | None:
     """Reads and checks all certificates in a client's store; None if there can be none.
 
-    It does not check whose keys these are: the site did so when keys were agreed on, by the other sites'
-    certificates. But all certificates must show the same keys.
+    The keys in them must be those that all sites signed and this site kept, where it did.
 
     Args:
       path: of a ledger; for a client's store, its database.
+      authority: PEM of the certificate of the authority that signed the sites'; None: whose the keys
+        are is not checked.
     """
     if path.name != sqlite.DATABASE:
         return None
     try:
-        book, held = sqlite.read_with_certificates(path.parent)
+        book, held, board = sqlite.read_with_certificates(path.parent)
     except errors.LedgerError as error:
         return Certified({}, 0, error.message)
     header = book.header
@@ -54,21 +61,71 @@ def check(path: Path) -> Certified | None:
     }
     sets: dict[int, tuple[str, ...]] = {}
     first: Certificate | None = None
+    keys: dict[str, bytes] = {}
     for visit in sorted(held):
         try:
             found = certificates.read(held[visit])
             first = first or found
-            _check_terms(book, first, found, visit)
+            _check_terms(book, first, keys, found, visit)
             answer = sealed.get(f"{header.client}/{visit}")
             sets[visit] = certificates.check(found, header.client, answer).clients
+            keys |= found.keys
         except errors.FedviError as error:
             problem = f"the certificate of round {visit}: {error.message}"
             return Certified(sets, len(sealed), problem)
-    return Certified(sets, len(sealed), "")
+    if first is None or board is None:
+        return Certified(sets, len(sealed), "")
+    try:
+        roster = _roster(board, first, keys, authority)
+    except errors.FedviError as error:
+        return Certified(sets, len(sealed), f"the keys that the sites signed: {error.message}")
+    return Certified(sets, len(sealed), "", roster, authority is not None)
 
 
-def _check_terms(book: Ledger, first: Certificate, found: Certificate, visit: int) -> None:
+def _roster(
+    board: bytes, first: Certificate, keys: Mapping[str, bytes], authority: bytes | None
+) -> str:
+    """Checks that certificates' keys are those that all sites signed, and returns the roster's digest.
+
+    Args:
+      board: all sites' signed keys.
+      first: one of the certificates.
+      keys: signer → its key, of all certificates.
+      authority: as in `check`.
+
+    Raises:
+      FedviError: they are not.
+    """
+    terms, parts = first.terms, signed_keys.read_board(board)
+    if len(parts) != len(terms.clients):
+        raise errors.PrivacyError(f"there are {len(parts)}, expected {len(terms.clients)}")
+    signer = Kept(authority)
+    members = [
+        signed_keys.member(terms.study_digest, name, part, True, signer)
+        for name, part in zip(terms.clients, parts, strict=True)
+    ]
+    # All that was signed rests on this digest, and each site signed it with every set.
+    if pairs.set_up_digest(terms.study_digest, members).hex() != terms.set_up:
+        raise errors.PrivacyError("they are others than those that the certificates are of")
+    vouchers = {member.name: member.ed25519 for member in members}
+    wrong = [name for name, key in keys.items() if vouchers.get(name) != key]
+    if wrong:
+        raise errors.PrivacyError(
+            f"the key of {wrong[0]!r} is another than that in its certificate"
+        )
+    return pairs.roster_digest(members)
+
+
+def _check_terms(
+    book: Ledger, first: Certificate, known: Mapping[str, bytes], found: Certificate, visit: int
+) -> None:
     """Checks that a certificate is of this round, has the ledger's terms, and shows the same keys.
+
+    Args:
+      book: the ledger.
+      first: the first certificate.
+      known: signer → its key, of the certificates before.
+      found: the certificate of round ``visit``.
 
     Raises:
       PrivacyError: it does not.
@@ -87,6 +144,5 @@ def _check_terms(book: Ledger, first: Certificate, found: Certificate, visit: in
             f"it is of a study of {len(terms.clients)} sites, and the ledger promises the noise of "
             f"{header.topped_up}"
         )
-    known = {**first.keys, **found.keys}
-    if terms != first.terms or known != {**found.keys, **first.keys}:
-        raise errors.PrivacyError("it shows other sites, or other keys, than the first one")
+    if terms != first.terms or {**known, **found.keys} != {**found.keys, **known}:
+        raise errors.PrivacyError("it shows other sites, or other keys, than those before")

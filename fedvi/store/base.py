@@ -18,6 +18,7 @@ from fedvi.federation.messages import Payload
 from fedvi.privacy import ledger as ledgers
 
 __all__ = [
+    "BOARD",
     "SECRET_BYTES",
     "ClientStore",
     "Freeze",
@@ -31,6 +32,9 @@ __all__ = [
 
 SECRET_BYTES = 32
 """The length of a release's secret: 256 bits."""
+
+BOARD = "board"
+"""The name under which a site keeps all sites' signed mask keys."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -161,13 +165,14 @@ class ClientStore(Protocol):
     def load_keys(self) -> bytes | None:
         """Returns the mask keys last saved, if there are any."""
 
-    def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
+    def save_keys(self, keys: bytes, kept: tuple[str, bytes] | None = None) -> None:
         """Stores the mask keys, and erases earlier ones.
 
         Args:
           keys: the current keys.
-          certificate: a round's visit, and the certificate of the sum that was opened. It stays when keys
-            are erased; a store without files need not keep it.
+          kept: evidence under its name: of a round its visit, with the certificate of the sum that was
+            opened; or ``BOARD``, with all sites' signed keys. It stays when keys are erased; a store
+            without files need not keep it.
         """
 
     def erase_state(self) -> None:

@@ -99,7 +99,7 @@ class MemoryClientStore:
         """Returns the mask keys last saved, if there are any."""
         return self._keys
 
-    def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
+    def save_keys(self, keys: bytes, kept: tuple[str, bytes] | None = None) -> None:
         """Stores the mask keys, and erases earlier ones."""
         self._keys = keys
 

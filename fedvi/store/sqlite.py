@@ -226,15 +226,13 @@ class SqliteClientStore:
             ).fetchone()
         return None if row is None else row[0]
 
-    def save_keys(self, keys: bytes, certificate: tuple[int, bytes] | None = None) -> None:
+    def save_keys(self, keys: bytes, kept: tuple[str, bytes] | None = None) -> None:
         """Stores the mask keys, and erases earlier ones."""
         with self._transaction() as write:
             write("INSERT OR REPLACE INTO meta VALUES ('mask_keys', ?)", keys)
-            if certificate is not None:
-                visit, content = certificate
-                write(
-                    "INSERT OR REPLACE INTO meta VALUES (?, ?)", f"{_CERTIFICATE}{visit}", content
-                )
+            if kept is not None:
+                name, content = kept
+                write("INSERT OR REPLACE INTO meta VALUES (?, ?)", _CERTIFICATE + name, content)
         self._overwrite_erased()
 
     def erase_state(self) -> None:
@@ -328,15 +326,19 @@ def read_ledger(folder: Path) -> Ledger:
         return _read(connection, folder / DATABASE)
 
 
-def read_with_certificates(folder: Path) -> tuple[Ledger, dict[int, bytes]]:
-    """Reads the ledger like `read_ledger`, and with it the current certificates of sums, by visit.
+def read_with_certificates(folder: Path) -> tuple[Ledger, dict[int, bytes], bytes | None]:
+    """Reads the ledger like `read_ledger`, and what the site kept beside it of masked sums.
+
+    Returns:
+      The ledger; the certificates of sums, by visit; and all sites' signed keys, None if not kept.
 
     Raises:
       LedgerError: as `read_ledger`, or a certificate has no visit.
     """
     with _opened(folder) as connection:
         connection.execute("BEGIN")
-        return _read(connection, folder / DATABASE), _certificates(connection, folder / DATABASE)
+        path = folder / DATABASE
+        return _read(connection, path), *_certificates(connection, path)
 
 
 @contextlib.contextmanager
@@ -354,17 +356,22 @@ def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def _certificates(connection: sqlite3.Connection, path: Path) -> dict[int, bytes]:
-    found = {}
+def _certificates(
+    connection: sqlite3.Connection, path: Path
+) -> tuple[dict[int, bytes], bytes | None]:
+    found, board = {}, None
     rows = connection.execute(
         "SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CERTIFICATE}*",)
     )
     for name, content in rows:
         visit = name.removeprefix(_CERTIFICATE)
+        if visit == base.BOARD:
+            board = content
+            continue
         if not (visit.isascii() and visit.isdigit() and len(visit) < 16):
             files.refuse(path, f"it holds a certificate of round {visit!r:.40}")
         found[int(visit)] = content
-    return found
+    return found, board
 
 
 def _read(connection: sqlite3.Connection, path: Path) -> Ledger:

@@ -265,13 +265,37 @@ def verify(
       TransportError: the roster cannot be read.
     """
     at = at or certificates.now()
+    found = verify_kept(content, signature, authority_pem)
+    certificate, _ = _signature(signature)
+    whose = f"the certificate of {found.name!r}"
+    authority = certificates.parse(authority_pem, "the authority's file")
+    for held, words in ((authority, "the authority's certificate"), (certificate, whose)):
+        certificates.check_dates(held, words, at, "have it renewed, and sign the file again")
+    if roster is not None:
+        return roster.check(certificates.pem(certificate), role, at=at)
+    if role not in (None, found.role):
+        raise errors.IdentityError(f"{whose} has the role {found.role}, expected {role}")
+    return found
+
+
+def verify_kept(content: bytes, signature: bytes, authority_pem: bytes | None) -> Identity:
+    """Checks a signature that was kept as evidence, whose signer's certificate may have expired since.
+
+    Args:
+      content: of the file.
+      signature: from ``sign``.
+      authority_pem: the trusted certificate; None: whose the certificate is, is not checked.
+
+    Raises:
+      IdentityError: the signature is malformed or not of this file, or the authority did not sign its
+        certificate.
+    """
     certificate, signed = _signature(signature)
     found = certificates.identity_of(certificate, "the signer's certificate")
     whose = f"the certificate of {found.name!r}"
-    authority = certificates.parse(authority_pem, "the authority's file")
-    certificates.check_issued(certificate, authority, whose)
-    for held, words in ((authority, "the authority's certificate"), (certificate, whose)):
-        certificates.check_dates(held, words, at, "have it renewed, and sign the file again")
+    if authority_pem is not None:
+        authority = certificates.parse(authority_pem, "the authority's file")
+        certificates.check_issued(certificate, authority, whose)
     try:
         certificates.public_key(certificate, whose).verify(
             signed, _PURPOSE + content, ec.ECDSA(hashes.SHA256())
@@ -281,10 +305,6 @@ def verify(
             f"the signature of {found.name!r} is not of this file",
             "the file or its signature was changed on the way; ask for both again",
         ) from None
-    if roster is not None:
-        return roster.check(certificates.pem(certificate), role, at=at)
-    if role not in (None, found.role):
-        raise errors.IdentityError(f"{whose} has the role {found.role}, expected {role}")
     return found
 
 

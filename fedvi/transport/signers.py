@@ -12,14 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedvi import errors
 from fedvi.transport import certificates, files, identity
 
-__all__ = ["Certified", "Signer", "within_one_process"]
+__all__ = ["Certified", "Kept", "Signer", "Signs", "within_one_process"]
 
 
-class Signer(Protocol):
-    """Signs a site's messages to other sites, and checks their signatures."""
-
-    def sign(self, content: bytes) -> bytes:
-        """Returns a signature over a content."""
+class Signs(Protocol):
+    """Checks the signatures of sites."""
 
     def signer_of(self, name: str, content: bytes, signature: bytes) -> str:
         """Checks a site's signature and returns SHA-256 over its public key, in hex.
@@ -29,12 +26,27 @@ class Signer(Protocol):
         """
 
 
+class Signer(Signs, Protocol):
+    """Signs a site's messages to other sites, and checks their signatures.
+
+    Attributes:
+      lasting: whether its signatures can be checked after the run, by ``Kept``.
+    """
+
+    lasting: bool
+
+    def sign(self, content: bytes) -> bytes:
+        """Returns a signature over a content."""
+
+
 class Certified:
     """Signs with a site's certificate, and trusts certificates of the same authority.
 
     Args:
       folder: from `fedvi enroll`.
     """
+
+    lasting = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -57,8 +69,30 @@ class Certified:
         return key
 
 
+class Kept:
+    """Checks signatures that were kept as evidence, at whatever time they were made.
+
+    Args:
+      authority: PEM of the certificate of the authority that signed the sites'. None: a signature is
+        checked by the certificate in it, which anybody can make.
+    """
+
+    def __init__(self, authority: bytes | None) -> None:
+        self._authority = authority
+
+    def signer_of(self, name: str, content: bytes, signature: bytes) -> str:
+        """Returns SHA-256 over the public key that signed, in hex."""
+        with certificates.prefixed(f"the keys of {name!r}"):
+            found = identity.verify_kept(content, signature, self._authority)
+            key = identity.key_of(signature)
+        _check_signer(name, found.name)
+        return key
+
+
 class _Passing:
     """Signs with a key without a certificate, for sites that share a process."""
+
+    lasting = False
 
     def __init__(
         self, name: str, key: ec.EllipticCurvePrivateKey, known: Mapping[str, "_Passing"]

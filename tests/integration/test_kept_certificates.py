@@ -21,7 +21,9 @@ from fedvi.store.sqlite import DATABASE, SqliteClientStore
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport.memory import Link
+from fedvi.transport.signers import Certified
 from tests.masked import Consortium, Lying, raw
+from tests.pki import authority_in, party
 
 NAMES = ("north", "east", "south", "west")
 
@@ -30,12 +32,28 @@ class Gone(Exception):
     pass
 
 
-def verify(folder: Path) -> tuple[int, Any, str]:
+def verify(folder: Path, *given: str) -> tuple[int, Any, str]:
     said, told = (
-        CliRunner().invoke(main, ["ledger", "verify", str(folder), *more], catch_exceptions=False)
+        CliRunner().invoke(
+            main, ["ledger", "verify", str(folder), *given, *more], catch_exceptions=False
+        )
         for more in ([], ["--json"])
     )
     return said.exit_code, json.loads(told.output)["ledgers"][0], " ".join(said.output.split())
+
+
+def rewrite(source: Path, target: Path, name: str, change: Callable[[Any], None]) -> bytes:
+    """Copies a store and changes one piece of its evidence; returns what it was."""
+    (target / DATABASE).write_bytes((source / DATABASE).read_bytes())
+    with contextlib.closing(sqlite3.connect(target / DATABASE)) as connection:
+        where = f"WHERE name = 'certificate/{name}'"
+        ((written,),) = connection.execute(f"SELECT value FROM meta {where}").fetchall()
+        content = json.loads(written)
+        change(content)
+        changed = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+        connection.execute(f"UPDATE meta SET value = ? {where}", (changed,))
+        connection.commit()
+    return bytes(written)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +61,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three rounds over stores on disk; from the second on `west` is gone."""
     root = tmp_path_factory.mktemp("sites")
     assembly = build.assemble(parse_study(raw(names=NAMES, least=3, rounds=3)))
-    consortium = Consortium(assembly)
+    vouching = authority_in(root / "authority")
+    signers: dict[str, Any] = {
+        name: Certified(party(vouching, name, folder=root / f"tls-{name}")) for name in NAMES
+    }
+    consortium = Consortium(assembly, signers)
     stores = {name: SqliteClientStore(root / name, assembly.header(name)) for name in NAMES}
     consortium.stores.update(stores)
 
@@ -75,6 +97,12 @@ def test_each_round_has_a_certificate_which_outlives_the_keys(run: Path) -> None
     inside = [*NAMES[:3]]
     assert told["certified"] == {"0": [*NAMES], "1": inside, "2": inside}
     assert "3 of 3 masked answers have a certificate: opened for the sum of 3 to 4 sites" in said
+    # It says whose keys these are, if asked with the authority, and else what to compare.
+    assert not told["roster_vouched"]
+    assert f"sites of roster {told['roster']} signed: compare it" in said
+    code, vouched, said = verify(run / "north", "--ca", str(run / "authority" / "ca.pem"))
+    assert (code, vouched["roster_vouched"]) == (0, True)
+    assert f"sites that the authority knows, of roster {told['roster']}" in said
     # Who was gone knows of the first round alone.
     assert verify(run / "west")[1]["certified"].keys() <= {"0"}
 
@@ -147,7 +175,7 @@ def _other_round(content: dict[str, Any]) -> None:
             "it is of a study of 5 sites, and the ledger promises the noise of 4",
         ),
         (_one_key_for_all, "a certificate cannot be read"),
-        (_other_keys, "it shows other sites, or other keys, than the first one"),
+        (_other_keys, "it shows other sites, or other keys, than those before"),
         (_odd(visit=math.inf), "a certificate cannot be read"),
         (_odd(visit="1"), "a certificate cannot be read"),
         (_odd(least="3"), "a certificate cannot be read"),
@@ -161,22 +189,85 @@ def _other_round(content: dict[str, Any]) -> None:
 def test_a_certificate_that_was_changed_is_seen(
     run: Path, tmp_path: Path, change: Callable[[Any], None], why: str
 ) -> None:
-    (tmp_path / DATABASE).write_bytes((run / "north" / DATABASE).read_bytes())
-    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
-        where = "WHERE name = 'certificate/1'"
-        ((written,),) = connection.execute(f"SELECT value FROM meta {where}").fetchall()
-        assert certificates.read(written).written() == written
-        content = json.loads(written)
-        change(content)
-        changed = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-        connection.execute(f"UPDATE meta SET value = ? {where}", (changed,))
-        connection.commit()
+    written = rewrite(run / "north", tmp_path, "1", change)
+    assert certificates.read(written).written() == written
     code, told, said = verify(tmp_path)
     assert code == 1
     # The ledger itself is as it was.
     assert told["whole"]
     assert "CERTIFICATES DO NOT HOLD: the certificate of round 1: " in said
     assert why in said
+
+
+def _none_left(board: list[str]) -> None:
+    board.clear()
+
+
+def _signed_for_another(board: list[str]) -> None:
+    board[0], board[1] = board[1], board[0]
+
+
+def _keys_of_its_own(board: list[str]) -> None:
+    part = json.loads(board[1])
+    content = json.loads(part["content"])
+    content["ed25519"] = base64.b64encode(bytes(32)).decode()
+    part["content"] = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    board[1] = json.dumps(part)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (_none_left, "there are 0, expected 4"),
+        (_signed_for_another, "the keys shown as those of 'north' are of the client 'east'"),
+        (_keys_of_its_own, "the signature of 'east' is not of this file"),
+    ],
+)
+def test_signed_keys_that_were_changed_are_seen(
+    run: Path, tmp_path: Path, change: Callable[[Any], None], why: str
+) -> None:
+    rewrite(run / "north", tmp_path, "board", change)
+    code, _, said = verify(tmp_path)
+    assert code == 1
+    assert "CERTIFICATES DO NOT HOLD: the keys that the sites signed: " in said
+    assert why in said
+
+
+def test_keys_that_another_authority_vouches_for_are_seen(run: Path, tmp_path: Path) -> None:
+    other = authority_in(tmp_path / "other", "Somebody else")
+    code, told, said = verify(run / "north", "--ca", str(other / "ca.pem"))
+    assert (code, told["roster_vouched"]) == (1, False)
+    assert "CERTIFICATES DO NOT HOLD: the keys that the sites signed: the keys of 'north'" in said
+
+
+def test_signed_keys_of_other_sites_do_not_go_with_the_certificates(
+    run: Path, tmp_path: Path
+) -> None:
+    # Everything is in order but for this: they are not the keys that the certificates rest on.
+    def renewed(board: list[str]) -> None:
+        part = json.loads(board[3])
+        content = json.loads(part["content"])
+        content["x25519"] = base64.b64encode(bytes(range(32))).decode()
+        part["content"] = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        signature = Certified(run / "tls-west").sign(part["content"].encode())
+        board[3] = json.dumps({**part, "signature": base64.b64encode(signature).decode()})
+
+    rewrite(run / "north", tmp_path, "board", renewed)
+    code, _, said = verify(tmp_path, "--ca", str(run / "authority" / "ca.pem"))
+    assert code == 1
+    assert "they are others than those that the certificates are of" in said
+
+
+def test_without_the_signed_keys_it_is_said_that_they_are_not_known(
+    run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / DATABASE).write_bytes((run / "north" / DATABASE).read_bytes())
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as connection:
+        connection.execute("DELETE FROM meta WHERE name = 'certificate/board'")
+        connection.commit()
+    code, told, said = verify(tmp_path, "--ca", str(run / "authority" / "ca.pem"))
+    assert (code, told["roster"], told["roster_vouched"]) == (0, "", False)
+    assert "is not known any more" in said
 
 
 def test_certificates_that_are_gone_are_counted_and_odd_rows_are_seen(
