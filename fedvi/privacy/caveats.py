@@ -60,12 +60,11 @@ UNVETTED = "custom code: claim not vetted"
 POOLED = "the fit of all records together, without noise, made for comparison, which is in the run's folder"
 FLOAT_NOISE = "noise drawn in floating point, or from a known seed"
 PERSONS_AT_SEVERAL_SITES = (
-    "a person with records at several sites, where every message is seen: the epsilons of these sites add "
-    "up, and so do their deltas"
+    "a person at several sites: where messages are seen, the epsilons add up, and so do the deltas"
 )
 PERSONS_IN_ONE_SUM = (
-    "a person with records at several sites, where sums alone are seen: one noise hides all of the "
-    "person's records, and epsilon is more than those of these sites added up"
+    "a person at several sites: where sums alone are seen, one noise hides all of the person's records, "
+    "and epsilon is more than those of these sites added up"
 )
 CLIENTS_TOGETHER = (
     "data of several clients that change together, where every message is seen: their epsilons add up, and "

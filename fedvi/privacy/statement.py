@@ -294,10 +294,8 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
         least, colluding, topped_up = header.sums
         lines += [NO_SERVER, ENROLLED] if header.secure else [caveats.TRUSTED]
         lines.append(caveats.UNDER_COVER.format(least=least, colluding=colluding))
-        if header.secure:
-            lines.append(SIGNED_ONCE.format(colluding=colluding))
         if topped_up:
-            lines.append(TOPPED_UP.format(clients=topped_up))
+            lines += [SIGNED_ONCE.format(colluding=colluding), TOPPED_UP.format(clients=topped_up)]
     return tuple(lines)
 
 

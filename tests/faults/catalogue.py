@@ -89,8 +89,8 @@ _PRIVACY = (
     _fault(
         "sums-priced-without-colluders",
         "privacy/sums.py",
-        "return self.least_reporting - self.colluding",
-        "return self.least_reporting",
+        "return self.noises - self.colluding if left > 0 else left",
+        "return self.noises if left > 0 else left",
         "Clients that tell their noise to the observer are counted as if they kept it.",
         "unit/privacy/test_aggregate_price.py",
     ),
@@ -593,8 +593,8 @@ _MASKS = (
     ),
     _fault(
         "keys-that-nobody-vouches-for",
-        "client/masking.py",
-        "self._signer.signer_of(name, content, signature)",
+        "client/signed_keys.py",
+        "signer.signer_of(name, content, signature)",
         '"0" * 64',
         "A server puts keys of its own in the place of every other site's.",
         "unit/client/test_masking.py",

@@ -651,6 +651,24 @@ def test_the_first_page_stands_alone_and_each_statement_on_a_page_of_its_own(
     assert all(top > 110.0 for _, top in places.values())
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("least", [4, 3], ids=["all", "some missing"])
+def test_a_statement_of_masked_sums_is_one_page_too(
+    page: "Page", examples: Path, tmp_path: Path, least: int
+) -> None:
+    # The longest ones: two views, and what masks rest on.
+    shutil.copytree(examples / "heart-disease", tmp_path / "study")
+    study = tmp_path / "study" / "study-sums.toml"
+    text = study.read_text().replace("[privacy]", f"[privacy]\nleast_reporting = {least}")
+    study.write_text(text)
+    fedvi("simulate", study, "--quiet", "--out", tmp_path / "run")
+    fedvi("report", tmp_path / "run")
+    page.goto((tmp_path / "run" / "report" / "report.html").as_uri())
+    places, count = places_in(page.pdf(prefer_css_page_size=True))
+    starts = sorted(at for name, (at, _) in places.items() if name.startswith("statement-"))
+    assert starts == [*range(count - 5, count)]
+
+
 @pytest.mark.skipif(shutil.which("pdftoppm") is None, reason="needs poppler's pdftoppm")
 def test_no_page_of_the_details_is_half_empty_but_the_last(
     page: "Page", file: Path, tmp_path: Path
