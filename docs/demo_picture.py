@@ -46,7 +46,7 @@ def picture(alone: list[dict[str, object]], sums: list[dict[str, object]]) -> st
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for index, (colour, name) in enumerate(_SERIES):
-        x = 20 + (0, 210, 350)[index]
+        x = 20 + (0, 210, 410)[index]
         parts.append(f'<circle cx="{x}" cy="20" r="5" fill="{colour}"/>')
         parts.append(f'<text x="{x + 10}" y="25" fill="#1a1a1a">{name}</text>')
     for tick in _TICKS:

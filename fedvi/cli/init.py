@@ -170,6 +170,8 @@ def init(
         click.echo(f"wrote {folder / name}")
     for key in drafted.open:
         click.echo(f"still to be stated in study.toml: {key}")
+    for line in _warnings(drafted):
+        click.echo(f"warning: {line}", err=True)
     click.echo(
         f"next: fedvi check {folder / 'study.toml'}; the steps are in {folder / 'README.md'}"
     )
@@ -319,6 +321,14 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
     norm = norm if isinstance(norm, str) else float(f"{norm:.2g}")
     answers = dataclasses.replace(answers, clip_norm=norm)
     return answers, drafting.draft(answers)
+
+
+def _warnings(drafted: drafting.Draft) -> tuple[str, ...]:
+    """Returns what `fedvi check` will warn of by name; nothing, while something is left open."""
+    from fedvi.study.build import assemble
+    from fedvi.study.config import parse_study
+
+    return () if drafted.open else assemble(parse_study(tomllib.loads(drafted.text))).warnings
 
 
 def _check_formula(answers: Answers, stated: Mapping[str, Any]) -> None:

@@ -129,7 +129,7 @@ def _show(
                 number(1.96 * row.open_sd, 2),
                 number(row.multiple, 2),
                 *(
-                    mark + _size(one, found.ratio) if is_effect(row.name) else ""
+                    _size(one, found.ratio, mark) if is_effect(row.name) else ""
                     for mark, one in effects
                 ),
             ]
@@ -162,11 +162,11 @@ def _what(ratio: str) -> str:
     return f"{ratio} ratio" if ratio else "difference"
 
 
-def _size(effect: float, ratio: str) -> str:
-    """Writes an effect as a ratio above 1, or a difference; a dash for none."""
+def _size(effect: float, ratio: str, mark: str = "") -> str:
+    """Writes an effect as a ratio above 1, or a difference, after the mark; a dash alone for none."""
     if not math.isfinite(effect) or effect > 50.0:
         return "–"
-    return f"{math.exp(effect):.3g}" if ratio else f"{effect:.2g}"
+    return mark + (f"{math.exp(effect):.3g}" if ratio else f"{effect:.2g}")
 
 
 def _table(cells: "tuple[Cell, ...]", ratio: str) -> Iterator[Any]:
@@ -188,6 +188,8 @@ def _table(cells: "tuple[Cell, ...]", ratio: str) -> Iterator[Any]:
 
 def _needs(found: "Needs", assembly: "Assembly", plan: "Widths") -> str:
     """Says what it takes to tell one effect from none."""
+    from fedvi.planning.scenarios import MOST_EPSILON
+
     study, ratio = assembly.study, plan.ratio
     # Of a number, a ratio is one for a unit of the coefficient, which is seldom one of the file.
     unit = next((f" {row.unit}" for row in plan.rows if row.name == found.name and row.unit), "")
@@ -205,8 +207,11 @@ def _needs(found: "Needs", assembly: "Assembly", plan: "Widths") -> str:
     kept = [way for way in ways if way is not None]
     if not study.privacy.private:
         kept = kept[-2:]
-    if found.open_detectable > found.effect and found.epsilon is None:
-        now += ", and no ε is enough: the records are too few even without noise"
+    if study.privacy.private and found.epsilon is None:
+        if found.open_detectable > found.effect:
+            now += ", and no ε is enough: the records are too few even without noise"
+        else:
+            now += f", and no ε up to {MOST_EPSILON:g} is enough with these records"
     return f"{wanted} ({now}): it takes " + (", or ".join(kept) if kept else "more than was tried")
 
 
@@ -254,7 +259,11 @@ def _draw(cells: "tuple[Cell, ...]", ratio: str, name: str, path: Path) -> None:
             "leave --plot out; a study without protection has no such table",
         )
     plots.smallest_effects(
-        views, f"smallest {_what(ratio)}", f"{name}: smallest effect that a study would find", path
+        views,
+        f"smallest {_what(ratio)}",
+        f"{name}: smallest effect that a study would find",
+        path,
+        is_ratio=bool(ratio),
     )
 
 

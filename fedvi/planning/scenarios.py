@@ -15,14 +15,26 @@ from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import Study, parse_study
 
-__all__ = ["VIEWS", "Cell", "Lever", "Needs", "changed", "levers", "needs", "rows_of", "table"]
+__all__ = [
+    "MOST_EPSILON",
+    "VIEWS",
+    "Cell",
+    "Lever",
+    "Needs",
+    "changed",
+    "levers",
+    "needs",
+    "rows_of",
+    "table",
+]
 
 VIEWS = ("message", "aggregate")
 
 # ε as multiples of the study's, and records as multiples of the study's.
 _EPSILONS, _RECORDS = (0.25, 0.5, 1.0, 2.0, 4.0), (1.0, 2.0, 4.0)
 # Search ranges for ε, and for factors of records and of sites.
-_LEAST_EPSILON, _MOST_EPSILON, _MOST_TIMES = 0.05, 20.0, 256
+MOST_EPSILON = 20.0
+_LEAST_EPSILON, _MOST_TIMES = 0.05, 256
 _HALVINGS = 7
 # A lever that narrows intervals by less than this share is not reported.
 _WORTH = 0.03
@@ -180,7 +192,7 @@ def needs(assembly: Assembly, name: str, effect: float) -> Needs:
     epsilon = None
     if study.privacy.private:
         epsilon = _least(
-            lambda value: does(lambda: changed(study, epsilon=value)), _LEAST_EPSILON, _MOST_EPSILON
+            lambda value: does(lambda: changed(study, epsilon=value)), _LEAST_EPSILON, MOST_EPSILON
         )
     held = float(
         np.median(

@@ -122,7 +122,10 @@ def why_not(assembly: Assembly) -> str:
     if not made_up.is_known(assembly):
         return "widths are planned for regressions of one number, a yes or no, or a time until an event"
     if assembly.noise_multiplier and assembly.schedule.rounds > _MOST_ROUNDS:
-        return f"widths are planned for {_MOST_ROUNDS:,} rounds at most: 20 to 50 are enough"
+        return (
+            f"schedule.rounds is {assembly.schedule.rounds:,}, and widths are planned for {_MOST_ROUNDS:,} "
+            "at most: 20 to 50 are enough"
+        )
     if assembly.noise_multiplier is not None and not is_newton(solver):
         return (
             f"the intervals of solver {solver.name} cannot be predicted: write solver kind "
@@ -313,9 +316,11 @@ class _Rehearsal:
         If the noise is too large to invert in float64, the prior's sds are returned.
         """
         try:
-            return self._rehearsed(random)
+            with np.errstate(invalid="ignore"):
+                found = self._rehearsed(random)
         except np.linalg.LinAlgError:
-            return np.asarray(self.family.moments(self.prior)[1])
+            found = np.full(self.family.size, np.nan)
+        return found if np.isfinite(found).all() else np.asarray(self.family.moments(self.prior)[1])
 
     def _rehearsed(self, random: np.random.Generator) -> np.ndarray:
         size = self.family.size

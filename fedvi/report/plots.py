@@ -1,5 +1,6 @@
 """Draws plots to files; needs the extra `report`. Every function takes plain values."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 from fedvi import errors
 
 __all__ = ["epsilon_over_rounds", "pictures", "reliability", "smallest_effects", "sweep", "topics"]
+
+_RATIOS = (1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
 
 
 def epsilon_over_rounds(
@@ -46,6 +49,7 @@ def smallest_effects(
     what: str,
     title: str,
     path: Path,
+    is_ratio: bool = False,
 ) -> None:
     """Draws the smallest detectable effect against ε, a panel for each view.
 
@@ -54,6 +58,7 @@ def smallest_effects(
       what: label of the y-axis.
       title: above the plot.
       path: .png, .svg or .pdf.
+      is_ratio: whether effects are ratios above 1, drawn on a logarithmic scale.
 
     Raises:
       ConfigError: as ``epsilon_over_rounds``.
@@ -68,6 +73,15 @@ def smallest_effects(
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set(xlabel="ε", title=f"view {view}")
+    if is_ratio:  # one weak study would flatten all others' lines against 1
+        drawn = itertools.chain(*(line for lines in views.values() for line in lines.values()))
+        sizes = [size for _, size in drawn if math.isfinite(size)] or [1.0]
+        least, most = min(sizes) / 1.05, max(sizes) * 1.05
+        ticks = [tick for tick in _RATIOS if least <= tick <= most]
+        panels[0].set_yscale("log")
+        panels[0].set_ylim(least, most)
+        panels[0].set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+        panels[0].set_yticks([], minor=True)
     panels[0].set_ylabel(what)
     panels[-1].legend(frameon=False)
     figure.suptitle(title)

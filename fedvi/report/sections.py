@@ -229,9 +229,9 @@ def _ratio_in_words(contents: Contents, units: bool) -> str:
     said += " The column “unit” says what one unit is." if units else ""
     if any(row.name.endswith("(Intercept)") for row in contents.coefficients):
         curves = any("a part of the curve" in row.ratio_note for row in contents.coefficients)
-        said += f" The intercept gives the {contents.ratio} of a reference record: " + (
-            "each covariate is at the value after “from” in its unit or, where it has no unit, at 0 or its "
-            "reference level"
+        said += f" The intercept gives the {contents.ratio} of a reference record. There, " + (
+            "a covariate with a unit has the number after “from”, and any other is at 0 or its reference "
+            "level"
             if units
             else "all covariates are at 0 or their reference levels"
         )

@@ -120,6 +120,14 @@ def test_every_solver_on_offer_passes(tmp_path: Path, private: bool, solver: str
     assert solver in checked(tmp_path / "study")
 
 
+def test_what_check_will_warn_of_is_said_at_once(tmp_path: Path) -> None:
+    assert "warning" not in fedvi("init", tmp_path / "usual", *flags("logistic")).output
+    few = fedvi("init", tmp_path / "few", *flags("logistic", "--max-records", "3"))
+    assert (few.exit_code, "warning: data.max_records is 3: " in few.stderr) == (0, True)
+    lax = fedvi("init", tmp_path / "lax", *flags("logistic", "--delta", "0.01"))
+    assert (lax.exit_code, "warning: privacy.delta is 0.01, " in lax.stderr) == (0, True)
+
+
 def test_a_formula_of_all_columns_is_to_be_thinned_by_a_person(tmp_path: Path) -> None:
     path = tmp_path / "north.csv"
     path.write_text("patient_id,hospital,Age (years),died\np1,H1,50,1\n")

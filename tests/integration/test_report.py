@@ -538,7 +538,17 @@ def test_ratios_that_nobody_can_read_alone_are_nowhere(tmp_path: Path) -> None:
 # In a browser
 
 
-@pytest.fixture(params=["private", "unprotected"])
+@pytest.fixture(scope="module")
+def demo(examples: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo, with its report beside the pooled fit: statements as long as they get there."""
+    folder = tmp_path_factory.mktemp("demo") / "run"
+    study = examples / "heart-disease" / "study.toml"
+    fedvi("simulate", study, "--pooled", "--quiet", "--out", folder)
+    fedvi("report", folder, "--pooled")
+    return folder
+
+
+@pytest.fixture(params=["private", "unprotected", "demo"])
 def file(request: pytest.FixtureRequest) -> Path:
     """The page of a run."""
     folder: Path = request.getfixturevalue(request.param)

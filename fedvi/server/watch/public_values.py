@@ -111,9 +111,19 @@ def _unfolded(run: Mapping[str, Any]) -> list[str]:
         under_way = row["state"] in ("working", "uploading", "answered")
         lost = row["charged"] - row["visits"] - under_way
         if row["charged"] and lost > 0:
+            releases = f"{row['charged']} release{'s' if row['charged'] > 1 else ''}"
+            answers = f"{row['visits']} answer{' was' if row['visits'] == 1 else 's were'}"
+            one = lost == 1
+            fates = [
+                "did not arrive",
+                "came too late",
+                "was made anew" if one else "were made anew",
+            ]
+            if row["state"] == "away":  # it may have answered a round that is still open
+                fates.append("waits for its round" if one else "wait for their round")
             found.append(
-                f"{row['name']} was charged for {row['charged']} releases, and {row['visits']} answers "
-                f"were folded: {lost} did not arrive, came too late or were made anew, and stay charged"
+                f"{row['name']} was charged for {releases}, and {answers} folded: {lost} "
+                f"{', '.join(fates[:-1])} or {fates[-1]}, and {'stays' if one else 'stay'} charged"
             )
     return found
 

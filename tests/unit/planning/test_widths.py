@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,19 @@ def test_what_is_not_foretold_says_why(solver: dict[str, Any], words: str) -> No
     assert expectation(assembly) is not None  # that without noise is known all the same
 
 
+def test_a_study_of_too_many_rounds_is_named_and_noise_that_drowns_all_leaves_the_prior() -> None:
+    raw = raw_plan()
+    raw["schedule"]["rounds"] = 100_000
+    assert "schedule.rounds is 100,000" in why_not(planned(raw))
+    raw = raw_plan(4.0)
+    raw["solver"]["clip_norm"] = 1e9
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = widths(planned(raw), 1)
+    assert [row.sd for row in found.rows] == pytest.approx([row.prior_sd for row in found.rows])
+    assert [row.detectable for row in found.rows] == [math.inf] * len(found.rows)
+
+
 def test_times_and_counts_are_foretold_too() -> None:
     raw = raw_plan()
     raw["model"] = {"kind": "poisson", "formula": "visits ~ age + male"}
@@ -243,6 +257,8 @@ def test_the_command_prints_widths_needs_prior_and_help(tmp_path: Path) -> None:
     assert "≥" not in done.output  # all columns' spread is stated
     found = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     assert [row["name"] for row in found["coefficients"]] == ["(Intercept)", "age", "score", "male"]
+    small = CliRunner().invoke(main, ["plan", str(path), "--effect", "male=1.0001"])
+    assert "no ε is enough" in small.output
     refused = CliRunner().invoke(main, ["plan", str(path), "--effect", "male"])
     assert refused.exit_code == 2
     assert "NAME=RATIO" in refused.output

@@ -284,7 +284,7 @@ def test_an_intercept_is_told_where_its_covariates_stand() -> None:
     said = " ".join(sections.sections(made())[0].lead)
     assert "multiplies the odds" in said
     # Age counts from 55: nobody is 0 years old.
-    assert "each covariate is at the value after “from” in its unit" in said
+    assert "a covariate with a unit has the number after “from”" in said
     rows = tuple(row._replace(unit="") for row in made().coefficients)
     assert "all covariates are at 0" in " ".join(sections.sections(made(coefficients=rows))[0].lead)
 

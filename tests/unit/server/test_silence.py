@@ -89,3 +89,13 @@ def test_what_was_charged_and_not_folded_is_explained():
     assert remarks({**run, "clients": [row(silent=False)]}) == []
     (line,) = remarks({**run, "clients": [row(silent=False, charged=5, state="idle")]})
     assert "charged for 5 releases, and 2 answers were folded: 3 did not arrive" in line
+
+
+def test_the_answer_of_a_client_that_left_may_still_be_folded():
+    run = {"awaited": ["south"], "deadline_seconds": None}
+    left = row(silent=False, charged=1, visits=0, state="away", reason="left")
+    (line,) = remarks({**run, "clients": [left]})
+    assert line == (
+        "north was charged for 1 release, and 0 answers were folded: 1 did not arrive, came too late, "
+        "was made anew or waits for its round, and stays charged"
+    )
