@@ -144,7 +144,7 @@ def plan(study: Study | Assembly) -> Plan:
     Raises:
       FedviError: if the study cannot be carried out.
     """
-    assembly = assemble(study) if isinstance(study, Study) else study
+    assembly = study if isinstance(study, Assembly) else assemble(study)
     study = assembly.study
     solver = assembly.solvers[assembly.clients[0]]
     noise, sampler = assembly.noise_multiplier, assembly.sampler

@@ -245,6 +245,11 @@ def assemble(study: Study) -> Assembly:
     Raises:
       ConfigError, ModelError, PrivacyError: name the part of the study that cannot be carried out.
     """
+    if not isinstance(study, Study):
+        raise errors.ConfigError(
+            f"the study is {study!r:.80}, expected what `load_study` returns",
+            "read a file with fedvi.load_study(path)",
+        )
     private = study.privacy.private
     schema, (schedule, step_rule, patience), budget, _ = errors.all_of(
         lambda: modelling.schema_of(study),

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fedvi
 from fedvi import errors
 from fedvi.client.policy import parse_policy
 from fedvi.data import by_unit
@@ -782,3 +783,13 @@ def test_a_logistic_model_takes_no_number_as_its_response() -> None:
     error = refusal(change)
     assert "the response 'y' is a number" in error.message
     assert 'data.schema.y.type = "binary"' in error.hint
+
+
+def test_a_path_in_the_place_of_a_study_is_refused_with_what_reads_it() -> None:
+    calls: tuple[Any, ...] = (fedvi.plan, fedvi.simulate)
+    for call in calls:
+        with pytest.raises(
+            errors.ConfigError, match=r"the study is 'study.toml', expected"
+        ) as caught:
+            call("study.toml")
+        assert "fedvi.load_study(path)" in caught.value.hint
