@@ -228,7 +228,7 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
     ]
     if study.sums is None and len(study.clients) > 1:
         tried.append(
-            ('view = "aggregate", if only sums over sites are seen', {"view": "aggregate"})
+            ('that only sums over sites are seen, view = "aggregate"', {"view": "aggregate"})
         )
     norm = given_clip_norm(study.solver.kind, study.solver.arguments)
     if isinstance(norm, float | int):
