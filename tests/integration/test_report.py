@@ -669,7 +669,9 @@ def test_a_statement_of_masked_sums_is_one_page_too(
     # The longest ones: two views, and what masks rest on.
     shutil.copytree(examples / "heart-disease", tmp_path / "study")
     study = tmp_path / "study" / "study-sums.toml"
-    text = study.read_text().replace("[privacy]", f"[privacy]\nleast_reporting = {least}")
+    text = re.sub(
+        r"^\[privacy\]$", f"[privacy]\nleast_reporting = {least}", study.read_text(), flags=re.M
+    )
     study.write_text(text)
     fedvi("simulate", study, "--quiet", "--out", tmp_path / "run")
     fedvi("report", tmp_path / "run")
