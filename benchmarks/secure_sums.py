@@ -100,15 +100,7 @@ def site(case: Case, name: str, link: Link, signers: Any) -> tuple[Link, Masking
     if gather is None or gather.bits is None:
         return link, None
     header = ledger.Header("benchmark", "ab" * 32, name, "record", "substitute", "message", False)
-    form = Form(
-        spec.study_digest,
-        spec.clients,
-        gather.shapes,
-        gather.step,
-        gather.bits,
-        gather.sums,
-        gather.top_up,
-    )
+    form = Form(spec.study_digest, spec.clients, **gather._asdict())
     store = MemoryClientStore(ledger.open_ledger(header))
     masking = Masking(name, form, signers[name], store)
     return Sealing(MaskedLink(link, masking), store), masking

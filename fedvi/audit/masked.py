@@ -115,15 +115,7 @@ def _played(
     now = 0.0
     coordinator = Coordinator(spec, MemoryServerStore(), clock=lambda: now)
     signers = within_one_process(spec.clients)
-    form = Form(
-        spec.study_digest,
-        spec.clients,
-        gather.shapes,
-        gather.step,
-        gather.bits,
-        gather.sums,
-        gather.top_up,
-    )
+    form = Form(spec.study_digest, spec.clients, **gather._asdict())
     maskings, stores, links = {}, {}, {}
     for name in spec.clients:
         header = Header("audit", spec.study_digest, name, "record", "substitute", "message", True)
@@ -411,7 +403,7 @@ def _kept_back(spec: ServerSpec, found: _Round) -> Finding:
         passed,
         "nothing more is opened" if passed else "something else is opened",
         "of a sum without a site, the others open their self masks, the keys that they share with it, and "
-        "the layers of noise that the sum needs no more"
+        "the layers of noise that the sum no longer needs"
         if passed
         else "an opening holds something else than that, by which the noise of the sum might be taken off",
     )

@@ -49,7 +49,7 @@ __all__ = ["Form", "MaskedLink", "Masking", "task_digest"]
 
 
 class Form(NamedTuple):
-    """The public format of a study's masked answers.
+    """The public format of a study's masked answers; but for the first two, the fields of a ``Gather``.
 
     Attributes:
       study_digest: of the study.

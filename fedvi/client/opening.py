@@ -4,7 +4,7 @@
   are derived from one secret a round, which is split into shares, sealed one per site.
 - *Sign*: only one set of answering sites in each round.
 - *Open*, for a set with a certificate. If it holds all sites: the secret, and the shares of all others.
-  Else: b_u, the pair keys with the sites outside, and the keys of the layers that the sum needs no more.
+  Else: b_u, the pair keys with the sites outside, and the keys of the layers that the sum no longer needs.
   Then the keys of the round are erased.
 
 Each function takes the keys held, and returns the keys to store before its other results may leave.

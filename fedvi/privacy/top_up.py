@@ -1,7 +1,7 @@
 """Noise that makes up for missing sites, so that a sum has about the same noise whoever answers. No JAX.
 
     answer     x + base noise, for sums that all n sites answer, + layer 1 + … + layer L
-    opening    of a sum without i sites: the keys of the layers that it needs no more, which are taken off
+    opening    of a sum without i sites: the keys of the layers that it no longer needs, which are taken off
 
 Without layers every site would add noise for the fewest answers that may be summed, also where all answer.
 Each layer has a key of its own. A layer whose key is not opened stays in the sum: less precise, and no

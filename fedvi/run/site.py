@@ -69,11 +69,7 @@ def client_worker(
                 "aggregation.secure is true, and nothing vouches for this site's keys",
                 "name the folder that `fedvi enroll` made with --tls",
             )
-        names = assembly.clients
-        shapes, step = gather.shapes, gather.step
-        form = Form(
-            assembly.study.digest, names, shapes, step, gather.bits, gather.sums, gather.top_up
-        )
+        form = Form(assembly.study.digest, assembly.clients, **gather._asdict())
         masking = Masking(client, form, signer, store, roster, tell)
         link, mask = MaskedLink(link, masking), masking.mask
     return Worker(

@@ -28,8 +28,10 @@ def load(given: Mapping[str, Path], study: Study) -> dict[str, Policy]:
     Raises:
       ConfigError: a client is not one of the study's, or a file is not a policy.
     """
+    if not given:
+        return {}
+    names = [client.name for client in study.clients]
     for name in given:
-        names = [client.name for client in study.clients]
         if name not in names:
             raise errors.ConfigError(
                 f"--policy names client {name!r}, which the study does not have",

@@ -47,7 +47,7 @@ class Streams(NamedTuple):
 
     Attributes:
       added, subtracted: of mask streams.
-      surplus: (layer, key) of noise that the sum needs no more; see ``top_up``.
+      surplus: (layer, key) of noise that the sum no longer needs; see ``top_up``.
     """
 
     added: tuple[bytes, ...] = ()
@@ -234,7 +234,7 @@ def _secret(spec: ServerSpec, inside: Sequence[str], sent: Mapping[str, bytes], 
 
 
 def _surplus(spec: ServerSpec, missing: int) -> range:
-    """Returns the numbers of the layers of noise that a sum without so many sites needs no more."""
+    """Returns the numbers of the layers of noise that a sum without so many sites no longer needs."""
     assert spec.gather is not None
     layers = spec.gather.top_up
     return range(layers.kept(missing), len(layers.layers))
