@@ -301,7 +301,9 @@ def main() -> int:
     if chosen.epoch:
         print(jax.devices()[0].device_kind)
         case = vae()
-        measure("vae", case._replace(steps=case.data[0].shape[0] // case.batch), beside=True)
+        whole = case.data[0].shape[0] // case.batch
+        measure("vae", case._replace(steps=chosen.steps or whole), beside=True)
+        print(f"  an epoch is {whole} steps")
         return 0
     for name in [chosen.case] if chosen.case else CASES:
         if chosen.case:
