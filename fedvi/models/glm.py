@@ -21,6 +21,7 @@ from fedvi.models.outcomes.base import (
     Response,
     Values,
     WithOffset,
+    curvature_at,
     sharpest,
     steepest,
     typical_curvature,
@@ -96,6 +97,10 @@ class GeneralisedLinearModel:
         A public guess from the response alone; ``TYPICAL_CURVATURE`` if the response has none.
         """
         return typical_curvature(self.response)
+
+    def curvature_at(self, mean: float) -> float | None:
+        """Returns the same where outcomes have this mean; None if the response cannot say."""
+        return curvature_at(self.response, mean)
 
     @property
     def noise_scale(self) -> float | None:

@@ -35,7 +35,7 @@ from fedvi.planning.signals import (
 from fedvi.planning.widths import is_newton
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
-from fedvi.study import factories
+from fedvi.study import factories, modelling
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import parse_study
 from fedvi.study.sections import KindSection
@@ -202,7 +202,7 @@ def _numbers(assembly: Assembly) -> PublicNumbers | None:
         clients=len(assembly.clients),
         rounds=assembly.schedule.rounds,
         prior_sd=_prior_sd(assembly),
-        curvature=_curvature(assembly.model),
+        curvature=_curvature(assembly),
         correlated=family.correlated,
         variance=_variance(assembly),
     )
@@ -213,9 +213,12 @@ def _prior_sd(assembly: Assembly) -> float:
     return float(np.median(np.linalg.norm(root, axis=1) if root.ndim == 2 else root))
 
 
-def _curvature(model: Any) -> float:
-    """Returns a record's information on a coefficient: a linear model's own, else that of binary trials."""
-    model = _regression(model)
+def _curvature(assembly: Assembly) -> float:
+    """Returns a record's information on a coefficient: declared, the model's, or that of binary trials."""
+    model = _regression(assembly.model)
+    declared = modelling.declared_curvature(assembly.study, assembly.design, model)
+    if declared is not None:
+        return declared
     return TYPICAL_CURVATURE if model is None else model.typical_curvature
 
 

@@ -261,6 +261,7 @@ def assemble(study: Study) -> Assembly:
     columns = modelling.columns_read(design, study, schema)
     modelling.check_columns(study, schema, columns)
     by_ids, norm = modelling.divides(study), modelling.typical_norm(design, schema)
+    curvature = modelling.declared_curvature(study, design, model)
     unseen = modelling.vanishing(design, schema, model.names)
     size = len(model.names)
     family = parts.family(study, size)
@@ -270,7 +271,7 @@ def assemble(study: Study) -> Assembly:
             f"but the model has {size} coordinates",
             "a family's function is called with `size` and must keep to it",
         )
-    made = noising.solver_of(study, family, model, schedule, budget, norm, unseen)
+    made = noising.solver_of(study, family, model, schedule, budget, norm, curvature, unseen)
     if made.solver.renews and "damping" in study.schedule.arguments:
         raise errors.ConfigError(
             f"schedule.damping is given beside solver.kind {study.solver.kind!r}, whose answers are "

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from fedvi import data, errors, models
+from fedvi.data.expected import parse_expected
 from fedvi.data.schema import Binary, Number, indicator_name
 from fedvi.inference import solvers as solver_kinds
 from fedvi.models.base import Model
@@ -26,6 +27,7 @@ __all__ = [
     "check_columns",
     "check_ids",
     "columns_read",
+    "declared_curvature",
     "divides",
     "model_of",
     "schema_of",
@@ -211,6 +213,17 @@ def typical_norm(design: Any, schema: Any) -> float | None:
         math.prod(_typical_square(part, schema) for part in parts) for parts in design.coefficients
     )
     return math.sqrt(sum(squares))
+
+
+def declared_curvature(study: Study, design: Any, model: Any) -> float | None:
+    """Returns a typical record's curvature by the outcome's declared mean; None if that is not known."""
+    told = getattr(model, "curvature_at", None)
+    if design is None or told is None:
+        return None
+    name = design.response.columns[0]
+    mean = parse_expected(study.data.columns_schema[name], f"data.schema.{name}").mean
+    found = None if mean is None else told(mean)
+    return found or None
 
 
 def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int], ...]:

@@ -74,6 +74,7 @@ def solver_of(
     schedule: Schedule,
     budget: ledger.Budget | None,
     typical_norm: float | None = None,
+    curvature: float | None = None,
     vanishing: tuple[tuple[int, int, int], ...] = (),
 ) -> Made:
     """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
@@ -99,7 +100,7 @@ def solver_of(
     if "foreseen" in known and study.data.max_records is not None:
         first = schedule.first_fold(tuple(client.name for client in study.clients))
         supplied["foreseen"] = Foreseen(
-            schedule.rounds, first, study.data.max_records, typical_norm, vanishing
+            schedule.rounds, first, study.data.max_records, typical_norm, curvature, vanishing
         )
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))

@@ -29,8 +29,11 @@ __all__ = [
 
 _INTERCEPT = "(Intercept)"
 _TYPICAL_CURVATURE = 0.1
-# Limits to the root mean square of rows for a clip norm of 1, if slopes have a mean square of 0.1.
-_SHORTEST, _LONGEST = 0.6, 1.1
+# The largest root mean square of rows for a clip norm of 1, if slopes have a mean square of 0.1.
+_LONGEST = 1.1
+# N·L⁴ over twice this is about how far a coefficient of N records of length L is off, squared, in variances
+# without noise, as on Adult.
+_ALIKE = 1e4
 # What means over T noised rounds leave of the noise's variance, times T.
 _OVER_ROUNDS = 4.0 / 3.0
 # With fewer rounds, a survey would take more than a fifth of the budget.
@@ -48,6 +51,7 @@ class Foreseen(NamedTuple):
       records: the largest number of records, or of units, that one of them declares.
       typical_norm: a guess of the root mean square of ‖x‖; None if nothing is known about the columns,
         which are then assumed to be standardised.
+      curvature: see ``Survey``, by the outcome's declared mean; None if the model alone says it.
       vanishing: products of columns that are 0 in every record, see ``supported.vanishing_forms``.
     """
 
@@ -55,6 +59,7 @@ class Foreseen(NamedTuple):
     clients: int = 1
     records: int = 1
     typical_norm: float | None = None
+    curvature: float | None = None
     vanishing: tuple[tuple[int, int, int], ...] = ()
 
 
@@ -126,9 +131,9 @@ def length_for(
     """Returns the root mean square of rows for a clip norm of 1: slopes are about √curvature.
 
     Noise asks for long rows. But the longer they are, the more records are weighed down or clipped, and
-    where the model does not hold exactly, the answer is then another than that of all records. So rows
-    are shorter where noise leaves less open than the records: it is the fourth root of the ratio of both
-    variances, foreseen by public numbers, within limits.
+    where the model does not hold exactly, the answer is then another than that of all records: the more
+    so, in standard deviations, the more records there are. The length balances what public numbers
+    foresee of both.
 
     Args:
       size: the number of coefficients.
@@ -139,9 +144,11 @@ def length_for(
 
     Source: docs/proofs/noise_aware.md, which has the measurements.
     """
-    told = foreseen.clients * foreseen.records * _TYPICAL_CURVATURE / size
+    records = foreseen.clients * foreseen.records
     noise = _OVER_ROUNDS * foreseen.clients * (noise_multiplier / rate) ** 2 / foreseen.rounds
-    length = min(max(_SHORTEST, (noise / told) ** 0.25), _LONGEST)
+    ratio = noise / (records * _TYPICAL_CURVATURE / size)
+    # The minimum of ratio / L² + N·L⁴ / (2 · _ALIKE).
+    length = min((_ALIKE * ratio / records) ** (1.0 / 6.0), _LONGEST)
     return length * math.sqrt(_TYPICAL_CURVATURE / curvature)
 
 

@@ -247,7 +247,8 @@ def _auto(
     if noise == 0.0:
         return math.inf, None  # without noise, nothing needs a bound
     rows = of_rows(model)
-    curvature = getattr(rows, "typical_curvature", TYPICAL_CURVATURE)
+    typical = getattr(rows, "typical_curvature", TYPICAL_CURVATURE)
+    curvature = typical if foreseen.curvature is None else foreseen.curvature
     if has_predictor(rows):
         survey = planned_survey(names, foreseen, noise, rate, curvature)
         if survey is not None:

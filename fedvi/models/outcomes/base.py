@@ -33,6 +33,7 @@ __all__ = [
     "Several",
     "Values",
     "WithOffset",
+    "curvature_at",
     "measured",
     "of_two_kinds",
     "quantile",
@@ -230,6 +231,10 @@ class WithOffset:
         """The typical curvature of the response."""
         return typical_curvature(self.response)
 
+    def curvature_at(self, mean: float) -> float | None:
+        """The response's own, at a mean that an offset is part of."""
+        return curvature_at(self.response, mean)
+
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log p(outcome | a + offset)."""
         return self.response.log_density(*_moved(linear_predictor, y))
@@ -250,6 +255,12 @@ class WithOffset:
 def typical_curvature(response: Any) -> float:
     """Returns a response's own ``typical_curvature``, or the default."""
     return float(getattr(response, "typical_curvature", TYPICAL_CURVATURE))
+
+
+def curvature_at(response: Any, mean: float) -> float | None:
+    """Returns ``typical_curvature`` where outcomes have this mean; None if the response cannot say."""
+    found = getattr(response, "curvature_at", None)
+    return None if found is None else float(found(mean))
 
 
 def measured(outcome: Any) -> str:

@@ -100,6 +100,10 @@ class Poisson(_Count):
         _, mean, _ = rate(jnp.asarray(linear_predictor))
         return 1.0 + 3.0 * jnp.sqrt(mean)
 
+    def curvature_at(self, mean: float) -> float:
+        """Returns the Fisher information on a, which is the mean."""
+        return mean
+
     def sd(self, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
         """Returns √mean."""
         return np.sqrt(means)
@@ -133,6 +137,10 @@ class NegativeBinomial(_Count):
         _, mean, _ = rate(jnp.asarray(linear_predictor))
         wider = 1.0 + self.dispersion * mean
         return 1.0 / wider + 3.0 * jnp.sqrt(mean / wider)
+
+    def curvature_at(self, mean: float) -> float:
+        """Returns the Fisher information on a."""
+        return mean / (1.0 + self.dispersion * mean)
 
     def sharpest(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns the curvature, −∂² log p / ∂a², of that count: it grows with the outcome."""
