@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import ParamSpec
 
@@ -77,10 +78,11 @@ class Simulation(Speaks, Result):
 
 
 def _judged(run: Callable[P, Result]) -> Callable[P, Simulation]:
-    """Makes a simulating function return a ``Simulation``."""
+    """Makes a simulating function warn before it runs, and return a ``Simulation``."""
 
     @functools.wraps(run)
     def simulate(*args: P.args, **kwargs: P.kwargs) -> Simulation:
+        kwargs.setdefault("on_warning", lambda line: warnings.warn(line, stacklevel=4))
         found = run(*args, **kwargs)
         return Simulation(
             **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
