@@ -41,7 +41,6 @@ class Simulation(Speaks, Result):
     def summary(self) -> Summary:
         """Returns the verdict, the coefficients, and each client's privacy cost."""
         study = self.assembly.study
-        said = self.verdict._replace(alarms=())
         ratio, rows = shared_parts.ratio(study), outcome.record(self).rows()
         shown = rows[:_MOST_SHOWN]
         units = any(row["unit"] for row in shown)
@@ -71,7 +70,7 @@ class Simulation(Speaks, Result):
         heads = ("client", "releases", *(f"ε {name.replace('_', '/')}" for name in relations), "δ")
         return Summary(
             f"{study.study.name}, simulated",
-            tuple(verdicts.lines(said)),
+            tuple(verdicts.lines(self.verdict, with_alarms=False)),
             (Table(names, tuple(cells), words, title), Table(heads, tuple(paid), (0,), "Privacy")),
             self.warnings,
         )

@@ -236,19 +236,24 @@ def judge(
     )
 
 
-def lines(verdict: Verdict) -> Iterator[str]:
-    """Yields the verdict in sentences, the most important first."""
+def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
+    """Yields the verdict in sentences, the most important first.
+
+    Args:
+      verdict: of a run.
+      with_alarms: whether its alarms are among them; else the caller shows them.
+    """
     count, found = verdict.effects, verdict.stand_out
+    doubt = ""
+    if verdict.settled is False:
+        doubt = ". This may change, since the run did not settle"
+    elif verdict.alarms:
+        doubt = ". There are doubts about this run: read them before you rely on an effect"
     if count:
         named = ", ".join(found[:_NAMED]) + (", …" if len(found) > _NAMED else "")
         yield (
             f"{len(found)} of {count} effects stand out, since “no effect” is outside their 95 % "
-            f"intervals: {named}"
-            + (
-                ". This may change, since the run did not settle"
-                if verdict.settled is False
-                else ""
-            )
+            f"intervals: {named}{doubt}"
             if found
             else f"none of {count} effects stands out: records and noise leave the direction open"
         )
@@ -273,7 +278,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
         )
     if verdict.settled is None and not verdict.alarms:
         yield "whether the run settled is not known: that takes two rounds"
-    yield from (f"look out: {alarm}" for alarm in verdict.alarms)
+    yield from (f"look out: {alarm}" for alarm in verdict.alarms if with_alarms)
     if verdict.helps:
         yield verdict.helps
 

@@ -309,6 +309,18 @@ def test_effects_of_a_run_that_did_not_settle_are_not_told_as_final() -> None:
     assert "may change" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
 
 
+def test_the_first_line_of_a_run_with_alarms_does_not_read_as_if_all_were_well() -> None:
+    silent = judged(rows(*[0.2] * 4, mean=1.0), contributions=Contributions(never=("s1",)))
+    assert silent.settled
+    first, *others = verdicts.lines(silent)
+    assert first.startswith("3 of 3 effects stand out")
+    assert first.endswith("There are doubts about this run: read them before you rely on an effect")
+    assert not any("settled" in line for line in others)
+    # A caller that shows the alarms itself says no more, either.
+    assert [*verdicts.lines(silent, with_alarms=False)] == [first, *others[:1]]
+    assert "doubts" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
+
+
 def test_a_curvature_that_noise_made_is_not_taken_for_the_records() -> None:
     """Without a record seen, noise alone had halved some of the sds that were handed out."""
     result = run(planned(raw_plan(0.05)), sources())
