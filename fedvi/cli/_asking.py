@@ -42,6 +42,7 @@ class Question(NamedTuple):
       given: the answer that a flag gave; None: none did.
       may_skip: whether it may be left open, which gives None.
       show: writes a value for the review; None shows the text.
+      remark: what to say of an answer that was just typed, though it is taken; "" says nothing.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Question(NamedTuple):
     given: Any = None
     may_skip: bool = False
     show: Callable[[Any], str] | None = None
+    remark: Callable[[Any], str] | None = None
 
     def value(self, text: str) -> Any:
         """Returns what an answer means.
@@ -163,6 +165,7 @@ def converse(
 def _asked(question: Question, text: str | None, earlier: str | None) -> tuple[str, Any]:
     """Returns an answer, as text and as what it means; asks until there is one, or `back`."""
     while True:
+        is_new = text is None
         if text is None:
             shown = earlier or question.default
             prompt = click.prompt(question.words, default=shown or "", show_default=bool(shown))
@@ -175,9 +178,14 @@ def _asked(question: Question, text: str | None, earlier: str | None) -> tuple[s
             click.echo("  " + question.why.replace("\n", "\n  "))
         else:
             try:
-                return text, question.value(text)
+                value = question.value(text)
             except errors.FedviError as error:
                 click.echo(f"Error: {_told(error)}")
+            else:
+                remark = question.remark(value) if is_new and question.remark and value else ""
+                if remark:
+                    click.echo(f"  {remark}")
+                return text, value
         text = None
 
 

@@ -368,15 +368,21 @@ def _column(
     default = (expected or "number") if guess is None else suggested(guess, expected)
     words = f"{name}: {_looks(guess, default, expected)}" + (f", or {_OUT}" if free else "")
     read, why = _column_reader(name, free=free), _TYPES + (_OUT_TOO if free else "")
-    yield Question(f"column {name}", words, why, read, default, given, may_skip=True)
+    remark = functools.partial(_unseen, name, guess)
+    yield Question(f"column {name}", words, why, read, default, given, may_skip=True, remark=remark)
     table = said[f"column {name}"] or {}
     kind = table.get("type")
-    if given is None and kind in ("number", "count") and "bounds" not in table:
-        words = f"{name}: lowest and highest that it can be, LOW..HIGH"
-        yield Question(f"bounds {name}", words, _TYPES, _column_reader(name, kind), may_skip=True)
-    if given is None and kind == "level" and "levels" not in table:
+    after, words = "", ""
+    if kind in ("number", "count") and "bounds" not in table:
+        after, words = "bounds", f"{name}: lowest and highest that it can be, LOW..HIGH"
+    if kind == "level" and "levels" not in table:
+        after = "levels"
         words = f"{name}: all levels that may occur, between commas, the reference first"
-        yield Question(f"levels {name}", words, _TYPES, _column_reader(name, kind), may_skip=True)
+    if given is None and after:
+        words, read = words + (f", or {_OUT}" if free else ""), _column_reader(name, kind, free)
+        yield Question(f"{after} {name}", words, why, read, may_skip=True, remark=remark)
+        if _OUT in (said[f"{after} {name}"] or {}):
+            return
     for flag, text in (("--missing", rule), ("--missing-values", listed)):
         if text is not None and kind is None and _OUT not in table:
             raise errors.ConfigError(
@@ -414,7 +420,7 @@ def _column(
             else _share(guess, sum(n for code, n in seen if int(code) in odd))
         )
         words = f"{name}: {share} of its cells are missing{beside}. drop, indicator, impute VALUE"
-        read = _missing_reader(name, kind, odd)
+        read = _missing_reader(name, table_of(said, name), odd)
         yield Question(f"missing {name}", words, _MISSING, read, "drop", rule)
 
 
@@ -462,13 +468,50 @@ def _column_reader(
     before = f"{name}=" if kind is None else f"{name}={kind}:"
 
     def read(text: str) -> dict[str, Any]:
-        if free and text == _OUT:
-            return {_OUT: True}
+        if text == _OUT:
+            if free:
+                return {_OUT: True}
+            raise errors.ConfigError(
+                f"{name} stands in the formula as you gave it",
+                "go back to the formula, and take the column out of it",
+            )
         # Bounds alone, where a type was asked for, are those of a number.
         more = "number:" if kind is None and re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text) else ""
-        return drafting.parse_column(before + more + text)[1]
+        table = drafting.parse_column(before + more + text)[1]
+        _check(name, table)
+        return table
 
     return read
+
+
+def _check(name: str, table: dict[str, Any]) -> None:
+    """Refuses what no study may say of a column; what is left open is not looked at."""
+    from fedvi.data.schema import parse_schema
+
+    bounds = table.get("bounds")
+    if bounds and bounds[0] >= bounds[1]:
+        low, high = bounds
+        raise errors.ConfigError(
+            f"{name}: the lowest, {low}, is not below the highest, {high}",
+            f"write {high}..{low}" if high < low else "write LOW..HIGH, such as 18..100",
+        )
+    if bounds or table.get("levels") or table["type"] == "binary":
+        parse_schema({name: table}, private=True)
+
+
+def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
+    """Says which cells of a declaration no record has; a protocol may know more, so it is no error."""
+    from fedvi.data.guess import spelt
+    from fedvi.data.schema import as_code
+
+    if guess is None or guess.different > len(guess.values):
+        return ""
+    seen = {value for value, _ in guess.values}
+    declared = [cell for key in ("true", "false", "levels") for cell in table.get(key, ())]
+    lacking = [str(cell) for cell in declared if spelt(as_code(str(cell))) not in seen]
+    if not lacking:
+        return ""
+    return f"no cell of the file is {' or '.join(lacking)}. If that is a slip, correct {name} with `back`"
 
 
 def _cells_reader(codes: list[str]) -> Callable[[str], dict[str, Any]]:
@@ -481,8 +524,10 @@ def _cells_reader(codes: list[str]) -> Callable[[str], dict[str, Any]]:
     return read
 
 
-def _missing_reader(name: str, kind: str, odd: list[Any]) -> Callable[[str], dict[str, Any]]:
-    more = {"missing_values": odd} if odd else {}
+def _missing_reader(
+    name: str, table: dict[str, Any], odd: list[Any]
+) -> Callable[[str], dict[str, Any]]:
+    kind, more = table["type"], {"missing_values": odd} if odd else {}
 
     def read(text: str) -> dict[str, Any]:
         if text in ("drop", "indicator"):
@@ -496,7 +541,9 @@ def _missing_reader(name: str, kind: str, odd: list[Any]) -> Callable[[str], dic
                     value: Any = float(constant)
                 else:
                     value = constant if kind == "level" else cells[constant]
-                return {"missing": {"impute": value}} | more
+                told: dict[str, Any] = {"missing": {"impute": value}} | more
+                _check(name, table | told)
+                return told
         except (KeyError, ValueError):
             pass
         wanted = {"binary": "true or false", "level": "a level"}.get(kind, "a number")
@@ -524,7 +571,7 @@ def _gone(said: Mapping[str, Any]) -> list[str]:
     column = said.get("unit-column")
     whose = columns_named([] if column is None else [column])
     names = said["formula"].text.partition(" ~ ")[2].split(" + ")
-    return [name for name in names if name in whose or _OUT in (said.get(f"column {name}") or {})]
+    return [name for name in names if name in whose or _OUT in table_of(said, name)]
 
 
 def _formula_shown(said: Mapping[str, Any]) -> str:

@@ -14,6 +14,7 @@ from fedvi import errors
 from fedvi.report import plots, tables
 from fedvi.results import sweeps
 from fedvi.study.config import load_study
+from fedvi.study.implausible import implausible
 
 __all__ = ["sweep"]
 
@@ -72,6 +73,8 @@ def sweep(
     """
     description = load_study(study)
     cells = sweeps.grid(description, _settings(settings), seeds)
+    for line in dict.fromkeys(line for cell in cells for line in implausible(cell.study, None)):
+        click.echo(f"warning: {line}", err=True)
     console = tables.console(stderr=True)
     with Progress(
         TextColumn("{task.description}"),

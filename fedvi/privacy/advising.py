@@ -22,6 +22,8 @@ __all__ = ["Lever", "advice", "levers", "power_bound", "signal_to_noise"]
 
 # δ · max_records from which δ is too large, and below which it is small enough.
 _DELTA_TOO_LARGE, _DELTA_SMALL = 1.0, 0.1
+# Below so few records noise hides everything; a gradient of a record is seldom so long.
+_FEW_RECORDS, _LONG = 10, 1e4
 # False-alarm rates of an adversary's test.
 _FALSE_ALARMS = (0.01, 0.1)
 # The guarantee is called weak from this power on, at the last of these rates.
@@ -261,6 +263,10 @@ def _delta(plan: Descent, most: int) -> list[str]:
         said.append(f"NOTE: delta is borderline; below {0.1 / most:.1g} it would be small enough.")
     else:
         said.append("This is small enough.")
+    if most < _FEW_RECORDS:
+        said.append(
+            f"WARNING: max_records is {most}; no more are read, and the noise hides what so few say."
+        )
     return said
 
 
@@ -346,7 +352,12 @@ def _clip(plan: Descent, numbers: int | None, records: int) -> list[str]:
         if numbers is None
         else f", and {noise * plan.clip_norm * math.sqrt(numbers) / batch:.3g} on all of them together"
     )
+    long = (
+        f"WARNING: clip_norm is {plan.clip_norm:.4g}; few gradients of a record come near, and the noise "
+        "drowns the others. Begin with 1."
+    )
     return [
+        *([long] if plan.clip_norm >= _LONG and noise else []),
         f"The clip norm is {plan.clip_norm:.4g}. A longer gradient of a record is shortened to it, which "
         "biases the result towards the majority of records. The noise is proportional to it: now "
         f"{noise * plan.clip_norm / batch:.3g} on each number of the mean{length}.",

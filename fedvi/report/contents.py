@@ -13,6 +13,7 @@ __all__ = [
     "Claimed",
     "Coefficient",
     "Contents",
+    "Declared",
     "Round",
     "Site",
     "Spending",
@@ -61,6 +62,24 @@ class Coefficient(NamedTuple):
     def shown(self) -> str:
         """The readable name."""
         return self.label or self.name
+
+
+class Declared(NamedTuple):
+    """A column as the study declares it, in words.
+
+    Attributes:
+      column: a readable name.
+      kind: "number", "count", "levels" or "yes or no".
+      values: what it may be: bounds and unit, levels, or cells.
+      missing: what a missing cell does.
+      enters: its part in the formula; empty without one.
+    """
+
+    column: str
+    kind: str
+    values: str
+    missing: str
+    enters: str
 
 
 class Round(NamedTuple):
@@ -256,6 +275,7 @@ class Contents(NamedTuple):
       widths: (coefficient, its width as a multiple of that without privacy); empty if unknown.
       outcome: the outcome's name, such as "died"; empty if there is no formula.
       stand_out: names of the coefficients that stand out; None for a run of an earlier version.
+      declared: the columns of the study; empty if it declares none.
     """
 
     study: str
@@ -291,6 +311,7 @@ class Contents(NamedTuple):
     widths: tuple[tuple[str, float], ...] = ()
     outcome: str = ""
     stand_out: tuple[str, ...] | None = None
+    declared: tuple[Declared, ...] = ()
 
 
 def printable(contents: Contents) -> Contents:

@@ -10,6 +10,7 @@ from fedvi import errors
 from fedvi.report import sections, sheets
 from fedvi.report.comparison_section import comparison_section
 from fedvi.report.contents import Contents
+from fedvi.report.declared_section import declared_section
 from fedvi.report.front import Front, front
 from fedvi.report.sections import Section
 from fedvi.report.sheets import Sheet
@@ -57,7 +58,11 @@ def said(contents: Contents) -> Said:
         sections.banner(contents),
         first,
         sections.in_short(contents),
-        tuple(filter(None, (posterior, comparison_section(contents), *others))),
+        tuple(
+            filter(
+                None, (posterior, comparison_section(contents), *others, declared_section(contents))
+            )
+        ),
         sheets.sheets(contents),
     )
 

@@ -23,6 +23,7 @@ from fedvi.report.labels import labels, relabelled
 from fedvi.results import posterior as posteriors
 from fedvi.results import report_ledgers, result_json, run_folder, run_record
 from fedvi.results import verdict as verdicts
+from fedvi.results.declared import declared
 from fedvi.results.run_folder import RunFolder
 from fedvi.results.verdict import Verdict
 from fedvi.run import server_plan
@@ -163,6 +164,7 @@ def gather(
         widths=() if verdict is None else tuple(verdict.multiples.items()),
         outcome="" if study.formula is None else design_of(study)[1].response.text,
         stand_out=None if verdict is None else verdict.stand_out,
+        declared=declared(study),
     )
     return contents.printable(found)
 

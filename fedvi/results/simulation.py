@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections.abc import Callable
 from typing import ParamSpec
 
@@ -40,7 +41,6 @@ class Simulation(Speaks, Result):
     def summary(self) -> Summary:
         """Returns the verdict, the coefficients, and each client's privacy cost."""
         study = self.assembly.study
-        said = self.verdict._replace(alarms=())
         ratio, rows = shared_parts.ratio(study), outcome.record(self).rows()
         shown = rows[:_MOST_SHOWN]
         units = any(row["unit"] for row in shown)
@@ -70,17 +70,18 @@ class Simulation(Speaks, Result):
         heads = ("client", "releases", *(f"ε {name.replace('_', '/')}" for name in relations), "δ")
         return Summary(
             f"{study.study.name}, simulated",
-            tuple(verdicts.lines(said)),
+            tuple(verdicts.lines(self.verdict, with_alarms=False)),
             (Table(names, tuple(cells), words, title), Table(heads, tuple(paid), (0,), "Privacy")),
             self.warnings,
         )
 
 
 def _judged(run: Callable[P, Result]) -> Callable[P, Simulation]:
-    """Makes a simulating function return a ``Simulation``."""
+    """Makes a simulating function warn before it runs, and return a ``Simulation``."""
 
     @functools.wraps(run)
     def simulate(*args: P.args, **kwargs: P.kwargs) -> Simulation:
+        kwargs.setdefault("on_warning", lambda line: warnings.warn(line, stacklevel=4))
         found = run(*args, **kwargs)
         return Simulation(
             **{field.name: getattr(found, field.name) for field in dataclasses.fields(found)}

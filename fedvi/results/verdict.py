@@ -130,7 +130,7 @@ def open_sds(
     A study may declare little of its records, so the released curvature is used where it stands out of
     the noise: where the released posterior, which holds no noise of the mean, is much narrower than the
     prior, and the reported one, which holds it, is narrower too. Without clipping it would be narrower
-    still.
+    still; by how much is hard to say where clipping leaves little, and there the declarations are used.
     """
     planned = None if expected is None else np.asarray(expected["sds"], np.float64)
     if standing is None or planned is None or expected is None:
@@ -139,8 +139,9 @@ def open_sds(
         np.asarray(family.moments(eta)[1])
         for eta in (standing.handed_out, standing.reported, prior)
     )
-    told = np.maximum(own * np.asarray(expected["kept"]), _NARROWER * planned)
-    seen = (own < _SEEN * before) & (reported < _SAME * before)
+    kept = np.asarray(expected["kept"])
+    told = np.maximum(own * kept, _NARROWER * planned)
+    seen = (own < _SEEN * before) & (reported < _SAME * before) & (kept**2 >= _CLIPPED)
     return np.where(seen, told, planned)
 
 
@@ -236,19 +237,24 @@ def judge(
     )
 
 
-def lines(verdict: Verdict) -> Iterator[str]:
-    """Yields the verdict in sentences, the most important first."""
+def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
+    """Yields the verdict in sentences, the most important first.
+
+    Args:
+      verdict: of a run.
+      with_alarms: whether its alarms are among them; else the caller shows them.
+    """
     count, found = verdict.effects, verdict.stand_out
+    doubt = ""
+    if verdict.settled is False:
+        doubt = ". This may change, since the run did not settle"
+    elif verdict.alarms:
+        doubt = ". There are doubts about this run: read them before you rely on an effect"
     if count:
         named = ", ".join(found[:_NAMED]) + (", …" if len(found) > _NAMED else "")
         yield (
             f"{len(found)} of {count} effects stand out, since “no effect” is outside their 95 % "
-            f"intervals: {named}"
-            + (
-                ". This may change, since the run did not settle"
-                if verdict.settled is False
-                else ""
-            )
+            f"intervals: {named}{doubt}"
             if found
             else f"none of {count} effects stands out: records and noise leave the direction open"
         )
@@ -273,7 +279,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
         )
     if verdict.settled is None and not verdict.alarms:
         yield "whether the run settled is not known: that takes two rounds"
-    yield from (f"look out: {alarm}" for alarm in verdict.alarms)
+    yield from (f"look out: {alarm}" for alarm in verdict.alarms if with_alarms)
     if verdict.helps:
         yield verdict.helps
 

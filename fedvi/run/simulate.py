@@ -170,7 +170,8 @@ def simulate(
         system's folder for temporary files if they would take much memory.
       on_warning: called with each of the study's warnings, before data are read; and for a client most of
         whose records count as zero, or that has more records than the study declares. The latter is
-        private: only for someone who may see all records.
+        private: only for someone who may see all records. Left out, they are Python's warnings; None: no
+        word is said.
 
     Raises:
       FedviError: before anything is computed, if the study or the data does not fit.

@@ -437,17 +437,7 @@ def _check_all_take_part(study: Study) -> None:
 
 
 def _warnings(study: Study, model: Any) -> tuple[str, ...]:
-    promise, most, of = study.privacy.promise, study.data.max_records, "data.max_records"
-    if promise is not None and promise.unit == "client":
-        most, of = len(study.clients), "the number of clients"
     found = []
-    # Publishing one of N units at random, unprotected, is (0, 1/N)-private.
-    if promise is not None and most is not None and promise.delta * most >= 1.0:
-        found.append(
-            f"privacy.delta is {promise.delta:g}, not below 1 / {of} = {1.0 / most:.3g}: "
-            f"to publish a {promise.unit} picked at random would keep such a promise. "
-            f"Choose delta far below, such as {_power_of_ten_below(0.1 / most):g}"
-        )
     if study.privacy.private and ability(study.solver.kind).of_statistics:
         # No other solver supports sums for a conjugate model.
         other = "" if brings_family(model) else ". Those of 'site_release' hold it"
@@ -461,10 +451,6 @@ def _warnings(study: Study, model: Any) -> tuple[str, ...]:
             f"solver.parts is {parts} and data.max_records {records}: most parts hold one record or none"
         )
     return (*found, *site_effects.warnings(study))
-
-
-def _power_of_ten_below(value: float) -> float:
-    return float(10.0 ** math.floor(math.log10(value)))
 
 
 def _has_custom_code(study: Study, model: Any) -> bool:

@@ -1,5 +1,6 @@
 """Warns of numbers in a study that are allowed but probably unintended."""
 
+import math
 from collections.abc import Iterator
 
 from fedvi.study.config import Study
@@ -19,6 +20,7 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
       study: as validated.
       typical_norm: a public guess of the length of a row of covariates; None if there is none.
     """
+    yield from _of_delta(study)
     most, unit = study.data.max_records, study.privacy.unit
     if study.privacy.private and most is not None and most < _FEW and unit != "client":
         yield (
@@ -39,4 +41,17 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
             f"solver.clip_norm is {clip:g}, and no record's contribution comes near: noise grows with it, "
             'and drowns everything. Write clip_norm = "auto" where the solver takes that, or about '
             f"{max(1.0, typical_norm or 1.0):.2g}"
+        )
+
+
+def _of_delta(study: Study) -> Iterator[str]:
+    """Compares δ with 1 / N: publishing one of N units at random, unprotected, is (0, 1/N)-private."""
+    promise, most, of = study.privacy.promise, study.data.max_records, "data.max_records"
+    if promise is not None and promise.unit == "client":
+        most, of = len(study.clients), "the number of clients"
+    if promise is not None and most is not None and promise.delta * most >= 1.0:
+        yield (
+            f"privacy.delta is {promise.delta:g}, not below 1 / {of} = {1.0 / most:.3g}: "
+            f"to publish a {promise.unit} picked at random would keep such a promise. "
+            f"Choose delta far below, such as {10.0 ** math.floor(math.log10(0.1 / most)):g}"
         )

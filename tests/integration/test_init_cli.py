@@ -652,7 +652,7 @@ def test_a_failure_in_the_middle_leaves_nothing(
 def test_an_answer_that_check_would_refuse_writes_nothing(tmp_path: Path) -> None:
     for more, said in (
         (["--clients", "north,North"], "clients: the name 'north' stands twice"),
-        (["--column", "age=number:100..18"], "data.schema.age.bounds: [100, 18]"),
+        (["--column", "age=number:100..18"], "age: the lowest, 100, is not below the highest"),
         (["--column", "died=number:0..1"], "the response 'died' is a number"),
         (["--epsilon", "0"], "privacy.epsilon is 0, expected greater than 0"),
         (["--solver", "glm"], "--solver is 'glm', expected one of site_release"),

@@ -213,3 +213,53 @@ def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
     assert schema["pressure"] == {"type": "number", "bounds": [20, 300]}
     assert schema["score"] == {"type": "number", "bounds": [0, 10]}
     assert "score: 99" not in asked.printed
+
+
+def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
+    tmp_path: Path, file: Path
+) -> None:
+    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"]
+    given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
+    with terminal(tmp_path / "study", "--from", file, *given) as asked:
+        asked.say("to suggest types and levels", "")
+        asked.say("patient_id looks like an identifier", "")
+        asked.say("note looks like an identifier", "")
+        asked.say("age: what it may hold", "9..1")
+        said = asked.say("age: what it may hold", "number")
+        assert "age: the lowest, 9, is not below the highest, 1 (write 1..9)" in said
+        asked.say("age: lowest and highest that it can be, LOW..HIGH, or out", "5..5")
+        said = asked.say("age: lowest and highest", "18..100")
+        assert "age: the lowest, 5, is not below the highest, 5" in said
+        asked.say("age: about 10 % of its cells are missing", "impute 500")
+        said = asked.say("age: about 10 % of its cells are missing", "impute 50")
+        assert "expected a number within the bounds [18, 100]" in said
+        asked.say("sex: what it may hold", "binary:male/f")
+        said = asked.say("stage: what it may hold", "level:I,I")
+        assert "no cell of the file is male. If that is a slip, correct sex with `back`" in said
+        assert "expected two or more different names" in asked.say("stage: what", "back")
+        asked.say("sex: what it may hold", "binary:m/f")
+        assert "no cell" not in asked.say("stage: what it may hold", "level:1,II,III,IV")
+        # Of a bound that nobody knows: the column may still leave the formula.
+        said = asked.say("lactate: what it may hold", "")
+        assert "no cell of the file is 1. If" in said
+        asked.say("lactate: lowest and highest", "out")
+        review = asked.until("Enter writes the study")
+        assert "died ~ age + sex + stage  (without patient_id, note, lactate)" in review
+        os.write(asked.mine, b"\n")
+        asked.until("next: fedvi check")
+    study = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert study["model"]["formula"] == "died ~ age + sex + stage"
+    assert "lactate" not in study["data"]["schema"]
+
+
+def test_a_column_of_a_formula_that_was_given_is_not_left_out(tmp_path: Path) -> None:
+    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--name", "trial"]
+    given += ["--formula", "died ~ age", "--column", "died=binary", "--server", "example.org:7443"]
+    with terminal(tmp_path / "study", *given) as asked:
+        asked.say("age: what it may hold", "out")
+        said = asked.say("age: what it may hold", "number")
+        assert "age stands in the formula as you gave it (go back to the formula" in said
+        asked.say("age: lowest and highest", "out")
+        assert "age stands in the formula" in asked.say("age: lowest and highest", "18..100")
+        asked.say("Enter writes the study", "")
+        asked.until("next: fedvi check")

@@ -657,6 +657,9 @@ def test_the_first_page_stands_alone_and_each_statement_on_a_page_of_its_own(
     # Nothing comes after the last, and what leads to them stands before.
     assert starts[-1] == count - 1
     assert places["check"][0] < starts[0]
+    # On a screen they have a heading together; in print it would have a page of its own.
+    assert page.locator("#statements").is_visible()
+    assert "statements" not in places
     # No heading stands at the foot of a page, without what it is of.
     assert all(top > 110.0 for _, top in places.values())
 

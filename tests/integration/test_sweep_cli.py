@@ -120,6 +120,18 @@ def test_a_run_that_fails_is_told_and_leaves_the_others(study: Path) -> None:
 
 
 @pytest.mark.nightly
+def test_numbers_that_are_hardly_meant_are_warned_of_before_anything_runs(
+    study: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(*_: Any, **__: Any) -> None:
+        raise errors.RunFailed("it ran")
+
+    monkeypatch.setattr(sweeps, "simulate", runs)
+    said = sweep(study, "--set", "schedule.rounds=2,100000", "--seeds", "2").stderr
+    assert said.startswith("warning: schedule.rounds is 100,000")
+    assert said.count("schedule.rounds is") == 1
+
+
 def test_several_processes_find_what_one_does(study: Path) -> None:
     cells = sweeps.grid(load_study(study), {"prior.scale": [0.5, 1.0]}, 2)
     one, two = (

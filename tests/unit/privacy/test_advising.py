@@ -180,6 +180,13 @@ def test_delta_is_held_against_the_number_of_records(delta, verdict):
     assert verdict in said(full(delta=delta, max_records=1000))
 
 
+def test_a_clip_norm_and_a_number_of_records_that_are_hardly_meant_are_warned_of():
+    assert "WARNING: clip_norm is 1e+09; few gradients" in said(full(clip_norm=1e9))
+    assert "WARNING: max_records is 3" in said(full(max_records=3, delta=1e-6))
+    assert "clip_norm is" not in said(full(clip_norm=1000.0, max_records=10, delta=1e-6))
+    assert "max_records is" not in said(full(clip_norm=1000.0, max_records=10, delta=1e-6))
+
+
 def test_a_weak_guarantee_is_called_weak_where_a_test_is_right_more_often_than_not():
     # The closed form has the power one half at μ = Φ⁻¹(0.9).
     edge = 2.0 / stats.norm.ppf(0.9)

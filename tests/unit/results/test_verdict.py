@@ -309,6 +309,18 @@ def test_effects_of_a_run_that_did_not_settle_are_not_told_as_final() -> None:
     assert "may change" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
 
 
+def test_the_first_line_of_a_run_with_alarms_does_not_read_as_if_all_were_well() -> None:
+    silent = judged(rows(*[0.2] * 4, mean=1.0), contributions=Contributions(never=("s1",)))
+    assert silent.settled
+    first, *others = verdicts.lines(silent)
+    assert first.startswith("3 of 3 effects stand out")
+    assert first.endswith("There are doubts about this run: read them before you rely on an effect")
+    assert not any("settled" in line for line in others)
+    # A caller that shows the alarms itself says no more, either.
+    assert [*verdicts.lines(silent, with_alarms=False)] == [first, *others[:1]]
+    assert "doubts" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
+
+
 def test_a_curvature_that_noise_made_is_not_taken_for_the_records() -> None:
     """Without a record seen, noise alone had halved some of the sds that were handed out."""
     result = run(planned(raw_plan(0.05)), sources())
@@ -319,6 +331,16 @@ def test_a_curvature_that_noise_made_is_not_taken_for_the_records() -> None:
     told = {"handed_out": family.isotropic(0.01), "reported": family.isotropic(3.0)}
     found = verdicts.open_sds(family, standing._replace(**told), result.assembly.prior, expected)
     assert np.array_equal(found, np.array(expected["sds"]))
+
+
+def test_where_clipping_leaves_little_the_declarations_say_how_wide_an_open_fit_would_be() -> None:
+    """What clipping took was guessed a fifth off for counts with a long tail."""
+    result = run(planned(raw_plan(4.0)), sources())
+    standing, family, prior = result.standing, result.assembly.family, result.assembly.prior
+    own = np.asarray(family.moments(standing.handed_out)[1])
+    expected = {"sds": own / 2.0, "kept": [0.6, 0.6, 0.45, 0.45]}
+    found = verdicts.open_sds(family, standing, prior, expected)
+    assert found == pytest.approx(own * [0.6, 0.6, 0.5, 0.5])
 
 
 def test_no_gate_is_shut_for_a_usual_result() -> None:
