@@ -30,7 +30,7 @@ __all__ = [
 _INTERCEPT = "(Intercept)"
 _TYPICAL_CURVATURE = 0.1
 # The largest root mean square of rows for a clip norm of 1, if slopes have a mean square of 0.1.
-_LONGEST = 1.1
+_LONGEST = 1.5
 # N·L⁴ over twice this is about how far a coefficient of N records of length L is off, squared, in variances
 # without noise, as on Adult.
 _ALIKE = 1e4
