@@ -53,11 +53,12 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 class Case(NamedTuple):
-    """A run: how many clients, how many coordinates (16 bytes each), how many rounds."""
+    """A run: how many clients, coordinates (16 bytes each, or a matrix if ``full``) and rounds."""
 
     clients: int
     size: int
     rounds: int
+    full: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -66,7 +67,7 @@ class Case(NamedTuple):
 
     def spec(self) -> ServerSpec:
         """What all agree on; a synchronous schedule, without protection."""
-        family = expfam.diagonal_gaussian(self.size)
+        family = (expfam.full_gaussian if self.full else expfam.diagonal_gaussian)(self.size)
         names = self.names
         return ServerSpec(
             study_digest="ab" * 32,

@@ -8,6 +8,8 @@ import jax
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Float64, Shaped
 
+from fedvi.updates.base import compiled_once
+
 __all__ = ["Model", "Record", "Wrapped", "diagonal_prior", "gaussian_prior"]
 
 # Agreement of two float64 evaluations of one quadratic: 1e-16, times the length of the sums and
@@ -75,6 +77,7 @@ class Wrapped:
         return self.model.constrain(theta)
 
 
+@compiled_once  # a plan asks for it again for each mode, and compiling takes a tenth of a second
 def gaussian_prior(
     model: Model,
 ) -> tuple[Float64[np.ndarray, " d"], Float64[np.ndarray, "d d"]] | None:
@@ -89,7 +92,7 @@ def gaussian_prior(
       model: any model; its prior must be twice differentiable.
 
     Returns:
-      h [D] and the symmetric J [D, D]; None for any other prior, proper or not.
+      h [D] and the symmetric J [D, D], read-only; None for any other prior, proper or not.
 
     >>> from fedvi.models import logistic
     >>> h, J = gaussian_prior(logistic(["(Intercept)", "age"], prior_scale=0.5))
@@ -117,7 +120,10 @@ def gaussian_prior(
         found += [jax.device_get(at(theta)) for theta in points[3:]]
     if not _all_finite(found) or not _is_quadratic(points, found, shift, precision):
         return None
-    return np.array(shift), precision
+    shift = np.array(shift)
+    for shared in (shift, precision):
+        shared.flags.writeable = False
+    return shift, precision
 
 
 def diagonal_prior(

@@ -414,6 +414,8 @@ def _latencies(study: Study) -> dict[str, Callable[[], float]]:
     jitter = study.simulation.latency_jitter
 
     def law(name: str, seconds: float) -> Callable[[], float]:
+        if jitter == 0.0:  # a generator takes 2.5 KB, and there may be very many clients
+            return lambda: seconds
         generator = public_random.Random(f"{study.study.seed}/{name}")
         return lambda: seconds * generator.uniform(1.0 - jitter, 1.0 + jitter)
 

@@ -38,6 +38,8 @@ __all__ = ["dp_optimisation"]
 _FARTHEST = 1e3
 # Below this many rows per float32 sum, gradients are formed.
 _SHORT_BLOCK = 32
+# One program: operation by operation it takes as long as the ten steps of a small visit.
+_split = jax.jit(jax.random.split, static_argnums=1)
 
 
 def dp_optimisation(
@@ -101,9 +103,7 @@ def dp_optimisation(
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
     ) -> tuple[Any, Released, dict[str, Any]]:
-        keys = tuple(
-            jax.random.split(key_of(purpose), steps) for purpose in ("sampling", "guide", "noise")
-        )
+        keys = tuple(_split(key_of(purpose), steps) for purpose in ("sampling", "guide", "noise"))
         wide = local.widen(task)
         at = whitened.single(whitened.frame(local.family, wide))
         valid = jnp.asarray(shard.mask)

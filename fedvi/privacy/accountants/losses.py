@@ -1,14 +1,16 @@
 """Discretises the privacy losses of sampled releases and convolves them.
 
-Wraps dp-accounting, whose discretisation is pessimistic on every grid. Only this file uses its events and
-conventions: it gets noise multipliers that we computed.
+`masses` has the arithmetic, which is pessimistic on every grid; this file chooses grids, and gives it noise
+multipliers that we computed.
 """
 
 import functools
 import math
 import sys
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
+from fedvi.privacy.accountants import masses
+from fedvi.privacy.accountants.masses import Masses, Pair
 from fedvi.privacy.events import (
     Event,
     Gaussian,
@@ -48,8 +50,6 @@ NO_RATE = (
 _MOST_POINTS = 1_000_000  # planned for a composition: 8 MB, and 0.2 s to convolve
 _MOST_FFT_POINTS = 4 * _MOST_POINTS  # hard limit of any convolution: 2 s
 _MOST_STEP_POINTS = 300_000  # of one step: built point by point, 0.5 s in each direction
-_TAIL_MASS_TRUNCATION = 1e-15  # dp-accounting's default
-_LARGE_COUNT = 1_000
 _FINEST = 2.0**-10
 _COARSEST = 1.0  # an interval; beyond it sampling is no longer priced
 _LEAST_NOISE = 0.02  # below it one step already costs ε in the thousands
@@ -116,52 +116,49 @@ def log1p_scaled(scale: float, exponent: float) -> float:
 
 
 class Loss(NamedTuple):
-    """dp-accounting's privacy loss distribution, with an allowance for rounding.
+    """A privacy loss distribution, with an allowance for rounding.
 
     ``rounding`` bounds the L1 error of the floating-point convolutions, which reaches 1e-11 over ten
     thousand steps and would otherwise be missing from small δ. docs/proofs/composition.md says which
     part of this is proved.
     """
 
-    distribution: Any
+    distribution: Pair
     rounding: float
 
     @property
     def least_delta(self) -> float:
         """The part of δ that no ε removes: the mass of infinite losses, and ``rounding``."""
-        both = (self.distribution._pmf_remove, self.distribution._pmf_add)
-        return self.rounding + max(float(pmf._infinity_mass) for pmf in both)
+        return self.rounding + max(one.infinite for one in self.distribution)
 
     def delta(self, epsilon: float) -> float:
         """The certified δ at ``epsilon``."""
         import numpy as np
 
         with np.errstate(all="ignore"):
-            value = float(self.distribution.get_delta_for_epsilon(epsilon))
+            value = self.distribution.delta(epsilon)
         return min(1.0, max(0.0, value) + self.rounding)
 
     def attained(self, delta: float) -> float:
         """A lower bound on the true ε at ``delta``, for losses that were rounded down."""
-        import numpy as np
-
-        with np.errstate(all="ignore"):
-            value = float(self.distribution.get_epsilon_for_delta(delta + self.rounding))
-        return max(0.0, value * (1 - 1e-12))
+        return max(0.0, self._inverted(delta + self.rounding) * (1 - 1e-12))
 
     def epsilon(self, delta: float) -> float:
         """The smallest ε, 0 or more, whose certified δ is at most ``delta``; may be infinite."""
-        import numpy as np
-
         if delta <= self.rounding:
             return math.inf
-        both = {self.distribution._pmf_remove, self.distribution._pmf_add}
-        with np.errstate(all="ignore"):
-            value = max(_epsilon_of(pmf.to_dense_pmf(), delta - self.rounding) for pmf in both)
+        value = self._inverted(delta - self.rounding)
         # The inversion rounds too, so ε is raised until its δ is at most ``delta``.
         nudge = 1e-14
         while value < math.inf and self.delta(value) > delta:
             value, nudge = value + nudge * max(1.0, value), 2 * nudge
         return max(0.0, value)
+
+    def _inverted(self, delta: float) -> float:
+        import numpy as np
+
+        with np.errstate(all="ignore"):
+            return max(_epsilon_of(one, delta) for one in self.distribution.different())
 
 
 @functools.lru_cache(maxsize=8)
@@ -177,8 +174,8 @@ def composed_loss(
     """
     total: Loss | None = None
     if mu > 0:
-        # mu already accounts for the relation, so add_remove is right here for both relations: under
-        # REPLACE_ONE dp-accounting would double the shift again.
+        # mu already accounts for the relation, so add_remove is right here for both relations: the
+        # antipodal pair would double the shift again.
         total = Loss(_gaussian_loss(1 / mu, 1.0, "add_remove", interval, pessimistic), 0.0)
     for step, count in sampled:
         part = _repeated_loss(step, count, relation, interval, pessimistic)
@@ -206,41 +203,27 @@ def _repeated_loss(
         once = _gaussian_loss(step.noise, step.rate, relation, interval, pessimistic)
     if count == 1:
         return Loss(once, 0.0)
-    if count >= _LARGE_COUNT:
-        # For a sparse distribution dp-accounting computes the integer size^count, which takes minutes.
-        once = _dense(once)
     with np.errstate(all="ignore"):
-        if any(_points(part, count) > _MOST_FFT_POINTS for part in _probabilities(once)):
+        if any(_points(part, count) > _MOST_FFT_POINTS for part in once.different()):
             return None
-        composed = once.self_compose(count)
+        composed = masses.repeated(once, count)
     return Loss(composed, count * _rounding(once, composed, composed))
 
 
 @functools.lru_cache(maxsize=16)
 def _gaussian_loss(
     noise: float, rate: float, relation: Relation, interval: float, pessimistic: bool = True
-) -> Any:
-    """The loss of one Poisson release; dp-accounting's REPLACE_ONE uses the antipodal pair at ±1."""
+) -> Pair:
+    """The loss of one Poisson release; under ``substitute`` that of the antipodal pair at ±1."""
     import numpy as np
-    from dp_accounting import privacy_accountant
-    from dp_accounting.pld import privacy_loss_distribution
 
-    neighbours = privacy_accountant.NeighboringRelation
+    of = masses.gaussian if pessimistic else masses.rounded_down
     with np.errstate(all="ignore"):
-        return privacy_loss_distribution.from_gaussian_mechanism(
-            standard_deviation=noise,
-            sampling_prob=rate,
-            pessimistic_estimate=pessimistic,
-            use_connect_dots=pessimistic,  # connecting dots can only round up
-            value_discretization_interval=interval,
-            neighboring_relation=(
-                neighbours.ADD_OR_REMOVE_ONE if relation == "add_remove" else neighbours.REPLACE_ONE
-            ),
-        )
+        return of(noise, rate, interval, relation == "substitute")
 
 
 @functools.lru_cache(maxsize=16)
-def _fixed_size_loss(noise: float, rate: float, interval: float) -> Any:
+def _fixed_size_loss(noise: float, rate: float, interval: float) -> Pair:
     """The loss of one fixed-size batch under substitution; proof: docs/proofs/fixed_size.md.
 
     The profile at ε ≥ 0 is h(ε), that of (1−q)·N(0) + q·N(1) against N(0), and at −ε it is
@@ -250,7 +233,6 @@ def _fixed_size_loss(noise: float, rate: float, interval: float) -> Any:
     near 1, and second differences would be mostly rounding error.
     """
     import numpy as np
-    from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
     # Ten standard deviations; the mass beyond, q·1e-23, is counted as infinite losses.
     size = math.ceil(log1p_scaled(rate, 10 / noise + 0.5 / noise**2) / interval) + 1
@@ -263,11 +245,8 @@ def _fixed_size_loss(noise: float, rate: float, interval: float) -> Any:
     lower = (np.exp(-interval * np.arange(1, size + 1)) * upper)[::-1]
     infinite = float(deltas[-1])
     centre = max(0.0, 1.0 - infinite - math.fsum(lower) - math.fsum(upper))
-    return privacy_loss_distribution.PrivacyLossDistribution(
-        pld_pmf.DensePLDPmf(
-            interval, -size, np.concatenate([lower, [centre], upper]), infinite, True
-        )
-    )
+    both = Masses(interval, -size, np.concatenate([lower, [centre], upper]), infinite)
+    return Pair(both, both)
 
 
 def _removal_deltas(noise: float, rate: float, epsilons: "np.ndarray") -> "np.ndarray":
@@ -287,43 +266,30 @@ def _removal_deltas(noise: float, rate: float, epsilons: "np.ndarray") -> "np.nd
     return rate * np.exp(upper) * (-np.expm1(np.minimum(0.0, lower - upper)) + rounding)
 
 
-def _points(probabilities: "np.ndarray", count: int) -> int:
-    """Bounds the number of points when a distribution is convolved with itself ``count`` times.
-
-    dp-accounting cuts the tails by Chernoff bounds of forty orders; a few orders suffice here.
-    """
-    import numpy as np
-    from dp_accounting.pld import common
-
-    size = len(probabilities)
-    most = (size - 1) * count + 1
-    if most <= _MOST_FFT_POINTS:
-        return most
-    orders = np.array([-20.0, -4.0, -1.0, 1.0, 4.0, 20.0]) / size
-    low, high = common.compute_self_convolve_bounds(
-        probabilities, count, _TAIL_MASS_TRUNCATION, orders
-    )
-    return int(high - low + 1)
+def _points(part: Masses, count: int) -> int:
+    """Bounds the number of points when a distribution is convolved with itself ``count`` times."""
+    most = (len(part.at) - 1) * count + 1
+    return most if most <= _MOST_FFT_POINTS else masses.points(part, count)
 
 
 _TOGETHER = 2**16
 
 
-def _epsilon_of(pmf: Any, delta: float) -> float:
-    """Returns the same ε for ``delta`` as dp-accounting, which loops over the losses in Python.
+def _epsilon_of(pmf: Masses, delta: float) -> float:
+    """Returns the smallest ε, 0 or more, whose δ is at most ``delta``; may be infinite.
 
     With U and L the masses of losses ≥ l under the two laws, δ(ε) = U − e^ε·L for ε between two losses.
     The search goes down through the losses and ends at the first one below log((U − δ)/L).
     """
     import numpy as np
 
-    probs, interval = pmf._probs, pmf._discretization
-    upper, lower = float(pmf._infinity_mass), 0.0
+    probs, interval = pmf.at, pmf.interval
+    upper, lower = pmf.infinite, 0.0
     if upper > delta:
         return math.inf
     for end in range(len(probs), 0, -_TOGETHER):
         start = max(0, end - _TOGETHER)
-        losses = ((np.arange(start, end) + pmf._lower_loss) * interval)[::-1]
+        losses = ((np.arange(start, end) + pmf.lowest) * interval)[::-1]
         some = probs[start:end][::-1]
         uppers = np.cumsum(np.concatenate([[upper], some]))
         lowers = np.cumsum(np.concatenate([[lower], np.exp(-losses) * some]))
@@ -341,49 +307,27 @@ def _epsilon_of(pmf: Any, delta: float) -> float:
     return 0.0 if upper <= lower + delta else math.log((upper - delta) / lower)
 
 
-def _dense(distribution: Any) -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
-
-    remove, add = distribution._pmf_remove, distribution._pmf_add
-    # If it is symmetric, both directions are the same object, and only one is convolved.
-    return privacy_loss_distribution.PrivacyLossDistribution(
-        remove.to_dense_pmf(), None if add is remove else add.to_dense_pmf()
-    )
-
-
 def _compose(first: Loss, second: Loss) -> Loss | None:
     import numpy as np
 
-    if any(
-        len(p) + len(q) > _MOST_FFT_POINTS
-        for p, q in zip(
-            _probabilities(first.distribution), _probabilities(second.distribution), strict=True
-        )
-    ):
+    pairs = tuple(zip(first.distribution, second.distribution, strict=True))
+    if any(len(one.at) + len(other.at) > _MOST_FFT_POINTS for one, other in pairs):
         return None
     with np.errstate(all="ignore"):
-        composed = first.distribution.compose(second.distribution)
+        composed = masses.composed(first.distribution, second.distribution)
     rounding = _rounding(first.distribution, second.distribution, composed)
     return Loss(composed, first.rounding + second.rounding + rounding)
 
 
-def _rounding(first: Any, second: Any, result: Any) -> float:
+def _rounding(first: Pair, second: Pair, result: Pair) -> float:
     """Allowance for the L1 error of a convolution by FFT: 16·u·√n·‖p‖₂·‖q‖₂.
 
     The L2 error of an FFT is u·√(log₂ n) of the norm, and √n converts L2 to L1. The factor 16 is
     empirical: twice the negative mass in our test convolutions is under two thirds of the allowance.
     """
-    size = max(len(probabilities) for probabilities in _probabilities(result))
+    size = max(len(one.at) for one in result)
     product = max(
-        math.sqrt(float(p @ p) * float(q @ q))
-        for p, q in zip(_probabilities(first), _probabilities(second), strict=True)
+        math.sqrt(float(one.at @ one.at) * float(other.at @ other.at))
+        for one, other in zip(first, second, strict=True)
     )
     return 16 * sys.float_info.epsilon * math.sqrt(size) * product
-
-
-def _probabilities(distribution: Any) -> "tuple[np.ndarray, np.ndarray]":
-    # dp-accounting does not expose these, so its version is pinned below the next minor one.
-    return (
-        distribution._pmf_remove.to_dense_pmf()._probs,
-        distribution._pmf_add.to_dense_pmf()._probs,
-    )

@@ -53,7 +53,7 @@ def cannot_fail(spec: Any, state: Any, size: float) -> bool:
       state: before the fold.
       size: from ``with_answer``.
     """
-    if not isinstance(spec.family, DenseGaussian):
+    if not _is_dense(_Same(spec.family)):
         return False
     # Sum of the sites' factors = posterior − prior − exact factors, and those may exceed the posterior.
     there = size + largest(state.posterior) + 2.0 * largest(spec.prior)
@@ -79,7 +79,7 @@ def largest(eta: Eta) -> float:
 
 
 class _Same:
-    """Wraps a prior or coordinates as a cache key compared by identity: a run has one of each."""
+    """Wraps what a run has one of as a cache key compared by identity: family, prior, coordinates."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -89,6 +89,11 @@ class _Same:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Same) and other.value is self.value
+
+
+@functools.lru_cache(maxsize=8)
+def _is_dense(same: _Same) -> bool:
+    return isinstance(same.value, DenseGaussian)
 
 
 @functools.lru_cache(maxsize=8)

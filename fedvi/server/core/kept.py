@@ -79,7 +79,7 @@ class ByClient(Mapping[str, Any]):
         return default if value is _ABSENT else value
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self._pairs())
+        return iter(self._places) if self._is_full else (name for name, _ in self._pairs())
 
     def __len__(self) -> int:
         return self._count
@@ -95,9 +95,18 @@ class ByClient(Mapping[str, Any]):
     def __repr__(self) -> str:
         return f"ByClient({dict(self._pairs())})"
 
+    @property
+    def _is_full(self) -> bool:
+        return self._count == len(self._places)
+
     def _pairs(self) -> Iterator[tuple[str, Any]]:
         pairs = zip(self._places, itertools.chain.from_iterable(self._chunks), strict=True)
-        return (pair for pair in pairs if pair[1] is not _ABSENT)
+        # Of ten thousand clients, all of whom are there, a loop in Python takes a hundred times as long.
+        return pairs if self._is_full else (pair for pair in pairs if pair[1] is not _ABSENT)
+
+    def _entries(self) -> Iterator[Any]:
+        entries = itertools.chain.from_iterable(self._chunks)
+        return entries if self._is_full else (one for one in entries if one is not _ABSENT)
 
     def _with(self, found: Mapping[str, Any]) -> ByClient:
         """Returns the mapping with some entries replaced; ``_ABSENT`` removes one."""
@@ -136,7 +145,7 @@ class _Values(ValuesView[Any]):
     _mapping: Any
 
     def __iter__(self) -> Iterator[Any]:
-        return (value for _, value in self._mapping._pairs())
+        return iter(self._mapping._entries())
 
 
 class Appended(Mapping[str, str]):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -351,7 +352,37 @@ def served(spec: ServerSpec, state: ServerState) -> Eta:
     """
     if state.standing is not None:
         return state.standing.handed_out
-    return spec.family.project(state.posterior, spec.prior)
+    posterior = state.posterior
+    if _needed_none.are(posterior):
+        return posterior
+    found = spec.family.project(posterior, spec.prior)
+    if found is posterior:
+        _needed_none.note(posterior)
+    return found
+
+
+class _Last:
+    """Remembers the arrays of a posterior that needed no projection, since every task of a round asks.
+
+    It keeps no array alive, and an array that is gone is never taken for another one in its place.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: tuple[weakref.ref[Any], ...] = ()
+
+    def are(self, eta: Eta) -> bool:
+        leaves, noted = tree.leaves(eta), self._arrays
+        return len(leaves) == len(noted) and all(
+            one() is leaf for one, leaf in zip(noted, leaves, strict=True)
+        )
+
+    def note(self, eta: Eta) -> None:
+        leaves = tree.leaves(eta)
+        if all(isinstance(leaf, np.ndarray) and not leaf.flags.writeable for leaf in leaves):
+            self._arrays = tuple(map(weakref.ref, leaves))
+
+
+_needed_none = _Last()
 
 
 def reported(spec: ServerSpec, state: ServerState) -> Eta:

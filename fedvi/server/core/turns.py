@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -185,13 +186,22 @@ def strictly(what: str) -> Iterator[None]:
 
 def brings_work(spec: ServerSpec, *states: ServerState) -> bool:
     """Whether, across successive states, some waiting client would get another reply than before."""
-    if barrier.brings_nothing(spec, *states) and _stand_alike(*states):
-        return False
-    told = [(state.status, present(spec, state), *key_board.standing(state)) for state in states]
-    if any(before != after for before, after in itertools.pairwise(told)):
-        return True
-    chosen = [set(spec.schedule.select(progress_of(spec, state))) for state in states]
-    return any(not after <= before for before, after in itertools.pairwise(chosen))
+
+    def told(state: ServerState) -> tuple[Any, ...]:
+        return state.status, present(spec, state), *key_board.standing(state)
+
+    def chosen(state: ServerState) -> set[str]:
+        return set(spec.schedule.select(progress_of(spec, state)))
+
+    # Most requests bring nothing, and to ask the schedule after each would look at all clients each time.
+    pairs = [
+        pair
+        for pair in itertools.pairwise(states)
+        if not (barrier.brings_nothing(spec, *pair) and _stand_alike(*pair))
+    ]
+    return any(told(before) != told(after) for before, after in pairs) or any(
+        not chosen(after) <= chosen(before) for before, after in pairs
+    )
 
 
 def _stand_alike(first: ServerState, *others: ServerState) -> bool:

@@ -47,6 +47,9 @@ STREAM_SECONDS = 600.0
 """The longest upload or download in one call; another call continues it. Clients switch calls by
 themselves after half of this."""
 
+# Bytes that are packed between two looks for packed ones that no task holds any more.
+_LOOK_BYTES = 4 << 20
+
 
 class Federation:
     """The FederationService over a dispatcher.
@@ -66,6 +69,7 @@ class Federation:
         self._streams: dict[str, object] = {}
         self._packing = asyncio.Lock()
         self._bundles: dict[tuple[int, ...], tuple[Eta, Bundle]] = {}
+        self._packed = 0
 
     @property
     def uploading(self) -> frozenset[str]:
@@ -248,8 +252,7 @@ class Federation:
                 raise Interrupted(
                     f"the upload ended after {upload.received} of {upload.size} bytes"
                 )
-            # Hashing large arrays is slow, and must not block the event loop.
-            payload = await asyncio.to_thread(bundle.assemble, header.manifest, upload.data())
+            payload = await _hashed(upload.size, bundle.assemble, header.manifest, upload.data())
             check()
             receipt = await self._hand_in(header, payload)
         except errors.TransportError:
@@ -285,18 +288,34 @@ class Federation:
         async with self._packing:
             key = _arrays_of(eta)
             if key not in self._bundles:
-                tasks = self._dispatcher.state.tasks.values()
-                held = (eta for task in tasks for eta in (task.posterior, task.factor))
-                needed = {_arrays_of(eta) for eta in held}
-                self._bundles = {k: v for k, v in self._bundles.items() if k in needed}
+                size = sum(leaf.nbytes for leaf in tree.leaves(eta))
+                made = await _hashed(size, bundle.of_eta, eta)
+                self._packed += made.manifest.size
+                if (
+                    self._packed > _LOOK_BYTES
+                ):  # at each, all tasks would be looked at for each task
+                    self._forget_unheld()
                 # Keep the tree alive: an id names an array only while the array lives.
-                # Hashing large arrays is slow, and must not block the event loop.
-                self._bundles[key] = (eta, await asyncio.to_thread(bundle.of_eta, eta))
+                self._bundles[key] = (eta, made)
             return self._bundles[key][1]
+
+    def _forget_unheld(self) -> None:
+        tasks = self._dispatcher.state.tasks.values()
+        held = (eta for task in tasks for eta in (task.posterior, task.factor))
+        needed = {_arrays_of(eta) for eta in held}
+        self._bundles = {k: v for k, v in self._bundles.items() if k in needed}
+        self._packed = 0
 
 
 def _arrays_of(eta: Eta) -> tuple[int, ...]:
     return tuple(id(leaf) for leaf in tree.leaves(eta))
+
+
+async def _hashed(size: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Hashing large arrays is slow, and must not block the event loop; for few bytes a thread is slower."""
+    if size <= bundle.CHUNK:
+        return work(*arguments)
+    return await asyncio.to_thread(work, *arguments)
 
 
 def _expect(kind: type[T], reply: Reply) -> T:

@@ -190,7 +190,16 @@ class Uploads:
                 path.unlink()
 
     def _files(self, client: str) -> list[Path]:
-        return list(self._folder.glob(f"{_tag(client)}-*.part"))
+        try:
+            names = os.listdir(self._folder)
+        except (FileNotFoundError, PermissionError):
+            return []
+        start = f"{_tag(client)}-"
+        return [
+            self._folder / name
+            for name in names
+            if name.startswith(start) and name.endswith(".part")
+        ]
 
     def _path(self, client: str, sha256: str) -> Path:
         return self._folder / f"{_tag(client)}-{sha256}.part"

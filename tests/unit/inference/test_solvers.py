@@ -12,6 +12,7 @@ from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
+from fedvi.inference.solvers.dp_optimisation import _split
 from fedvi.privacy import events, mechanisms, random, sampling
 from fedvi.privacy.mechanisms.gaussian import Gaussian
 from fedvi.privacy.sampling.full import Full
@@ -390,3 +391,10 @@ def test_solvers_leave_the_global_precision_alone():
     job = task(family.isotropic(1.0), family.zeros())
     solvers.glm(family, model).update(keys(0), (), job, shard)
     assert not jax.config.jax_enable_x64
+
+
+def test_the_keys_of_steps_are_those_that_split_gives():
+    for key in (keys(0)("noise"), jax.random.key(3)):
+        expected = jax.random.key_data(jax.random.split(key, 7))
+        found = jax.random.key_data(_split(key, 7))
+        np.testing.assert_array_equal(found, expected)

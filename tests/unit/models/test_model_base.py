@@ -114,6 +114,15 @@ def test_units_that_differ_by_many_orders_do_not_hide_a_gaussian():
     np.testing.assert_array_equal(h, 0.0)
 
 
+def test_equal_models_share_one_prior_that_nobody_can_change():
+    found, again = (gaussian_prior(logistic(["a", "b"], 1.5)) for _ in range(2))
+    assert again is found
+    for shared in found:
+        with pytest.raises(ValueError, match="read-only"):
+            shared[...] = 0.0
+    assert gaussian_prior(logistic(["a", "b"], 2.5)) is not found
+
+
 def test_independent_normals_are_told_without_a_matrix():
     scales = [1e-5, 1.0, 1e5]
     h, precision = diagonal_prior(logistic(["a", "b", "c"], scales))

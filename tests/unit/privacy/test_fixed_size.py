@@ -70,7 +70,7 @@ def test_one_release_meets_its_profile_from_above_on_both_sides_of_zero(batch, s
     loss = losses._fixed_size_loss(noise / 2, event.rate, 1e-4)
     for epsilon in (-3.0, -0.2, -0.01, 0.0, 0.01, 0.3, 1.0, 3.0):
         exact = profile(noise, event.rate, epsilon)
-        found = loss.get_delta_for_epsilon(epsilon)
+        found = loss.delta(epsilon)
         assert found >= exact * (1 - 1e-12) - 1e-14
         # A chord over 1e-4 lies above the curve by less than this; its error is quadratic.
         assert found <= exact + 1e-6 * event.rate + 1e-10
@@ -96,7 +96,7 @@ def enumerated(noise, others, unit, substitute, gammas):
 def test_no_batch_of_two_out_of_four_exceeds_the_pair_and_the_worst_attains_it(noise):
     epsilons = (-1.0, -0.3, -0.05, 0.05, 0.3, 1.0)
     loss = losses._fixed_size_loss(noise / 2, 0.5, 1e-4)
-    bounds = np.array([loss.get_delta_for_epsilon(epsilon) for epsilon in epsilons])
+    bounds = np.array([loss.delta(epsilon) for epsilon in epsilons])
     worst = np.zeros(len(epsilons))
     grid = (-1.0, 0.0, 1.0)
     for others in itertools.combinations_with_replacement(grid, 3):
@@ -111,12 +111,12 @@ def test_no_batch_of_two_out_of_four_exceeds_the_pair_and_the_worst_attains_it(n
 
 
 def test_the_mass_of_one_release_is_one_and_its_own_mirror_image():
-    loss = losses._fixed_size_loss(1.0, 0.1, 1e-3)._pmf_remove
-    assert math.fsum(loss._probs) + loss._infinity_mass == pytest.approx(1.0, abs=1e-14)
-    half = loss._probs.size // 2
-    points = (np.arange(loss._probs.size) + loss._lower_loss) * 1e-3
+    loss = losses._fixed_size_loss(1.0, 0.1, 1e-3).remove
+    assert math.fsum(loss.at) + loss.infinite == pytest.approx(1.0, abs=1e-14)
+    half = loss.at.size // 2
+    points = (np.arange(loss.at.size) + loss.lowest) * 1e-3
     # Both laws have all their mass: Q's is Σ e^−ℓ·p, short of what P sends to infinity.
-    assert math.fsum(np.exp(-points) * loss._probs) == pytest.approx(1.0, abs=1e-12)
+    assert math.fsum(np.exp(-points) * loss.at) == pytest.approx(1.0, abs=1e-12)
     assert points[half] == 0.0
 
 

@@ -265,7 +265,7 @@ def test_the_worse_direction_is_taken_whichever_it_is():
     # Removal is the worse one at all settings we tried, so the two are swapped by hand.
     loss = losses._repeated_loss(losses.Step("poisson", 1.0, 0.1), 20, "add_remove", 1e-3)
     both = loss.distribution
-    swapped = loss._replace(distribution=type(both)(both._pmf_add, both._pmf_remove))
+    swapped = loss._replace(distribution=type(both)(both.add, both.remove))
     for epsilon in (0.3, 1.0, 2.0):
         assert swapped.delta(epsilon) == loss.delta(epsilon)
     for delta in (1e-5, 1e-3):

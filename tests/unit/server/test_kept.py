@@ -73,6 +73,7 @@ def test_counts_say_at_every_request_what_the_schedule_says():
     generator, state, held = random.Random(1), protocol.initial_state(spec), {}
     for name in names:
         state, _ = protocol.step(spec, state, Hello(name, "d", None), 0.0)
+    seen = [state]
     while state.status == "running":
         name = generator.choice(names)
         before = state
@@ -93,5 +94,8 @@ def test_counts_say_at_every_request_what_the_schedule_says():
         found = barrier.counted(spec, state)
         assert found.missing == len(spec.schedule.awaited(progress))
         asked = spec._replace(schedule=spec.schedule._replace(barrier=False))
+        seen.append(state)
+        group = seen[-generator.randint(2, 12) :]
         assert turns.brings_work(spec, before, state) == turns.brings_work(asked, before, state)
+        assert turns.brings_work(spec, *group) == turns.brings_work(asked, *group)
     assert state.version == 3
