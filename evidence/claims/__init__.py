@@ -6,6 +6,7 @@ ALL = (
     "vips_compositions",
     "vips_not_private",
     "vips_logistic",
+    "vips_belief",
     "pvi_schedules",
     "pvi_noise",
     "pvi_aggregate",
@@ -24,7 +25,6 @@ NOT_YET = (
     "d3p: a step beside d3p itself, Opacus and jax-privacy (`benchmarks/rivals.py`); samplers by the "
     "number of records.",
     "VIPS: topics of 400,000 documents by ε and batch size, with their words (`benchmarks/topics.py`).",
-    "VIPS: sigmoid belief networks on MNIST, with pictures (`python -m evidence.belief_networks`).",
     "VIPS: logistic regression on hospital readmission, and beside diffprivlib "
     "(`python -m evidence.private_logistic`).",
     "DP-PVI: noise on the message or on each data point for six-dimensional, logistic and network models "
