@@ -6,6 +6,7 @@ ALL = (
     "vips_compositions",
     "vips_not_private",
     "vips_logistic",
+    "vips_topics",
     "vips_belief",
     "pvi_schedules",
     "pvi_noise",
@@ -24,7 +25,7 @@ NOT_YET = (
     "result files stand in `examples/one-table`).",
     "d3p: a step beside d3p itself, Opacus and jax-privacy (`benchmarks/rivals.py`); samplers by the "
     "number of records.",
-    "VIPS: topics of 400,000 documents by ε and batch size, with their words (`benchmarks/topics.py`).",
+    "VIPS: topics of 400,000 documents (`benchmarks/topics.py --case simulation`); a cut of it stands above.",
     "VIPS: logistic regression on hospital readmission, and beside diffprivlib "
     "(`python -m evidence.private_logistic`).",
     "DP-PVI: noise on the message or on each data point for six-dimensional, logistic and network models "
