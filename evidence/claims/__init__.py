@@ -25,9 +25,8 @@ NOT_YET = (
     "result files stand in `examples/one-table`).",
     "d3p: a step beside d3p itself, Opacus and jax-privacy (`benchmarks/rivals.py`); samplers by the "
     "number of records.",
-    "VIPS: topics of 400,000 documents (`benchmarks/topics.py --case simulation`); a cut of it stands above.",
-    "VIPS: logistic regression on hospital readmission, and beside diffprivlib "
-    "(`python -m evidence.private_logistic`).",
+    "VIPS: topics of 400,000 documents (`benchmarks/topics.py --case simulation`); a cut stands above.",
+    "VIPS: logistic regression on Adult and hospital readmission (`python -m evidence.private_logistic`).",
     "DP-PVI: noise on the message or on each data point for six-dimensional, logistic and network models "
     "(`python -m evidence.comparison`); damping and divergence; Adult with unbalanced clients "
     "(`python -m evidence.adult`).",
