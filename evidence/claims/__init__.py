@@ -9,12 +9,15 @@ ALL = (
     "vips_topics",
     "vips_belief",
     "pvi_schedules",
+    "pvi_damping",
     "pvi_noise",
+    "pvi_models",
     "pvi_aggregate",
     "d3p_step",
     "d3p_batches",
     "sums_price",
     "sums_adult",
+    "defaults",
     "intervals",
     "audit",
 )
@@ -27,9 +30,7 @@ NOT_YET = (
     "number of records.",
     "VIPS: topics of 400,000 documents (`benchmarks/topics.py --case simulation`); a cut stands above.",
     "VIPS: logistic regression on Adult and hospital readmission (`python -m evidence.private_logistic`).",
-    "DP-PVI: noise on the message or on each data point for six-dimensional, logistic and network models "
-    "(`python -m evidence.comparison`); damping and divergence; Adult with unbalanced clients "
-    "(`python -m evidence.adult`).",
-    "Beyond the papers: widths and worst coverage of default settings on eight tables "
-    "(`python -m evidence.coverage`, `python -m evidence.defaults`).",
+    "DP-PVI: Adult with unbalanced clients, and with two hundred (`python -m evidence.adult`).",
+    "Beyond the papers: worst coverage of default settings over simulated columns "
+    "(`python -m evidence.coverage`).",
 )
