@@ -73,7 +73,8 @@ evidence: $(DEV)  ## run the claims of docs/evidence.md that have no result; QUI
 # An empty JAX_PLATFORMS lets JAX choose the accelerator; the tests compare it with the CPU beside it.
 device: $(DEV)  ## on a machine with a GPU: what it must keep of the CPU's results, then the benchmarks
 	JAX_PLATFORMS= $(BIN)/pytest -n 0 -rs tests/device
-	@set -e; for script in "randomness.py" "noise.py" "dpsvi.py" "dpsvi.py --epoch" "dpsvi.py --memory 4096" "many_sites.py"; do \
+	JAX_PLATFORMS= $(BIN)/pytest -n 0 -k "whichever_row or on_its_place or on_no_row or row_it_stands" tests/unit/inference tests/contracts
+	@set -e; for script in "randomness.py" "noise.py" "dpsvi.py --steps 500" "dpsvi.py --epoch" "dpsvi.py --memory 4096" "many_sites.py"; do \
 	  echo "benchmarks/$$script"; JAX_PLATFORMS= $(BIN)/python benchmarks/$$script; \
 	done
 

@@ -2,6 +2,7 @@
 
     python benchmarks/dpsvi.py                    all cases
     python benchmarks/dpsvi.py --case vae         one of: vae, logistic, hierarchical
+    python benchmarks/dpsvi.py --steps 500        that many steps a scan, where a step takes longer
     python benchmarks/dpsvi.py --memory 4096      peak memory of a step of the VAE on so large a batch
     python benchmarks/dpsvi.py --epoch            an epoch of the VAE on a GPU, beside vmap(grad)
 
@@ -281,12 +282,16 @@ def memory(batch: int) -> None:
     take()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
     print(f"vae, batch {batch}: peak {peak:.2f} GB, of which {before:.2f} before the first step")
+    on_device = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    if on_device:
+        print(f"  and {on_device / 1e9:.2f} GB on {jax.devices()[0].device_kind}")
 
 
 def main() -> int:
     """Runs what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=CASES, help="one case alone")
+    parser.add_argument("--steps", type=int, metavar="STEPS", help="as many steps a scan")
     parser.add_argument("--memory", type=int, metavar="BATCH", help="peak memory instead of times")
     parser.add_argument("--epoch", action="store_true", help="an epoch of the VAE, for a GPU")
     chosen = parser.parse_args()
@@ -296,13 +301,16 @@ def main() -> int:
     if chosen.epoch:
         print(jax.devices()[0].device_kind)
         case = vae()
-        measure("vae", case._replace(steps=case.data[0].shape[0] // case.batch), beside=True)
+        whole = case.data[0].shape[0] // case.batch
+        measure("vae", case._replace(steps=chosen.steps or whole), beside=True)
+        print(f"  an epoch is {whole} steps")
         return 0
     for name in [chosen.case] if chosen.case else CASES:
         if chosen.case:
-            measure(name, CASES[name]())
+            case = CASES[name]()
+            measure(name, case._replace(steps=chosen.steps or case.steps))
         else:  # a process each: what one has compiled and kept does not weigh on the next
-            subprocess.run([sys.executable, __file__, "--case", name], check=True)
+            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--case", name], check=True)
     return 0
 
 

@@ -401,7 +401,9 @@ class _Compared:
         given = {name: jnp.moveaxis(v, 0, self._axes[name]) for name, v in (draws or {}).items()}
         columns = [np.stack(values) for values in zip(*records, strict=True)]
         try:
-            return jax.device_get(self._terms({**self._params, **given}, self._key, columns))
+            # On a GPU the default rounds to TF32, by more than `is_same` allows.
+            with jax.default_matmul_precision("highest"):
+                return jax.device_get(self._terms({**self._params, **given}, self._key, columns))
         except errors.FedviError:
             raise
         except Exception as error:

@@ -435,7 +435,9 @@ def _check_terms(model: NumPyroModel) -> None:
 
     def at(theta: Any, *records: list[Any]) -> Any:
         columns = [np.stack(values) for values in zip(*records, strict=True)]
-        return jax.device_get(terms(theta, dict(zip(model._example, columns, strict=True))))
+        # On a GPU the default rounds to TF32, by more than `is_same` allows.
+        with jax.default_matmul_precision("highest"):
+            return jax.device_get(terms(theta, dict(zip(model._example, columns, strict=True))))
 
     shapes = list(model._example.values())
     ones = [placeholder(shape, ONE) for shape in shapes]

@@ -13,7 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.inference import solvers as solver_kinds
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
-from fedvi.updates.coordinates import LENGTH
+from fedvi.updates.coordinates import Foreseen, length_for
 from fedvi.updates.statistics import step_of
 
 __all__ = [
@@ -158,7 +158,9 @@ def signal(
     if clip_norm == "auto":
         scale = math.sqrt(numbers.variance)
         numbers = numbers._replace(prior_sd=numbers.prior_sd * scale, variance=1.0)
-        clip_norm = math.sqrt(numbers.coefficients * numbers.curvature / TYPICAL_CURVATURE) / LENGTH
+        foreseen = Foreseen(numbers.rounds, numbers.clients, numbers.records)
+        size, curvature = numbers.coefficients, numbers.curvature
+        clip_norm = math.sqrt(size) / length_for(size, foreseen, noise_multiplier, rate, curvature)
         settings["floor"] *= 2.0
     return estimate(numbers, noise_multiplier, float(clip_norm), rate, settings)
 

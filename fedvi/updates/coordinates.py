@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from fedvi.updates.base import Fold, Standing
 
 __all__ = [
-    "LENGTH",
     "Coordinates",
     "Foreseen",
     "Survey",
@@ -28,14 +27,12 @@ __all__ = [
     "typical_norm",
 ]
 
-LENGTH = 1.5
-"""The root mean square of rows for a clip norm of 1, where typical slopes have a mean square of 0.1.
-
-A typical gradient is then half as long as the clip norm. Results hardly differ between 1 and 2.
-"""
-
 _INTERCEPT = "(Intercept)"
 _TYPICAL_CURVATURE = 0.1
+# Limits to the root mean square of rows for a clip norm of 1, if slopes have a mean square of 0.1.
+_SHORTEST, _LONGEST = 0.6, 1.1
+# What means over T noised rounds leave of the noise's variance, times T.
+_OVER_ROUNDS = 4.0 / 3.0
 # With fewer rounds, a survey would take more than a fifth of the budget.
 _ENOUGH_ROUNDS = 5
 # If the noise of one sum is a larger share of all declared records, a survey is too inaccurate.
@@ -113,7 +110,7 @@ def planned_survey(
         constant=list(names).index(_INTERCEPT),
         unit=unit,
         emphasis=emphasis,
-        length=length_for(curvature),
+        length=length_for(len(names), foreseen, noise_multiplier, rate, curvature),
         curvature=curvature,
     )
 
@@ -123,9 +120,29 @@ def typical_norm(names: Sequence[str], foreseen: Foreseen) -> float:
     return math.sqrt(len(names)) if foreseen.typical_norm is None else foreseen.typical_norm
 
 
-def length_for(curvature: float) -> float:
-    """Returns the root mean square of rows for a clip norm of 1: slopes are about √curvature."""
-    return LENGTH * math.sqrt(_TYPICAL_CURVATURE / curvature)
+def length_for(
+    size: int, foreseen: Foreseen, noise_multiplier: float, rate: float, curvature: float
+) -> float:
+    """Returns the root mean square of rows for a clip norm of 1: slopes are about √curvature.
+
+    Noise asks for long rows. But the longer they are, the more records are weighed down or clipped, and
+    where the model does not hold exactly, the answer is then another than that of all records. So rows
+    are shorter where noise leaves less open than the records: it is the fourth root of the ratio of both
+    variances, foreseen by public numbers, within limits.
+
+    Args:
+      size: the number of coefficients.
+      foreseen: public facts of the study.
+      noise_multiplier: of an answer.
+      rate: the share of records that an answer is computed from.
+      curvature: see ``Survey``.
+
+    Source: docs/proofs/noise_aware.md, which has the measurements.
+    """
+    told = foreseen.clients * foreseen.records * _TYPICAL_CURVATURE / size
+    noise = _OVER_ROUNDS * foreseen.clients * (noise_multiplier / rate) ** 2 / foreseen.rounds
+    length = min(max(_SHORTEST, (noise / told) ** 0.25), _LONGEST)
+    return length * math.sqrt(_TYPICAL_CURVATURE / curvature)
 
 
 class Coordinates(NamedTuple):

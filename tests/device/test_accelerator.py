@@ -78,6 +78,38 @@ def test_batches_are_those_of_the_cpu(make: Callable[[], Any]) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+def an_autoencoder() -> Any:
+    """Five private steps of an encoder and a decoder whose products a GPU would round to TF32."""
+    generator = np.random.default_rng(0)
+    records = (generator.random((500, 784)) < 0.2).astype(np.float32)
+
+    def model(x: Any) -> None:
+        weights = numpyro.param("weights", jnp.full((50, 784), 0.01))
+        with numpyro.plate("records", 500, subsample_size=x.shape[0]):
+            z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([50]).to_event(1))
+            numpyro.sample("x", dist.Bernoulli(logits=z @ weights).to_event(1), obs=x)
+
+    def guide(x: Any) -> None:
+        start = np.random.default_rng(1).normal(0.0, 0.05, (784, 50)).astype(np.float32)
+        weights = numpyro.param("inverse", jnp.asarray(start))
+        with numpyro.plate("records", 500, subsample_size=x.shape[0]):
+            numpyro.sample("z", dist.Normal(x @ weights, 0.5).to_event(1))
+
+    plan = fedvi.privacy.sgd(
+        noise_multiplier=2.0, delta=1e-5, steps=5, rate=0.2, max_records=500, insecure_seed=5
+    )
+    svi = fedvi.DPSVI(model, guide, numpyro.optim.SGD(0.01), Trace_ELBO(), plan)
+    return svi.run(jax.random.key(0), 5, records, progress_bar=False).params
+
+
+@pytest.mark.numpyro
+def test_an_autoencoder_is_that_of_the_cpu_as_far_as_products_are_rounded() -> None:
+    """It is also accepted: its terms are compared at made-up records, alone and together."""
+    here, there = on_both(an_autoencoder)
+    for name, found in here.items():
+        np.testing.assert_allclose(found, there[name], rtol=0.05, atol=2e-3)
+
+
 def a_fit(rows: int, columns: int, steps: int) -> Any:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(rows, columns)).astype(np.float32)

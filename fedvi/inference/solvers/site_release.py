@@ -115,8 +115,9 @@ def site_release(
       mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, the L2 bound on what one record contributes; or "auto". In a GLM a contribution is at
         most ‖x‖·|y − mean|, and for a binary y at most ‖x‖. "auto" is 1 with a survey, whose coordinates
-        are made for it. Without a survey it suits rows as long as the columns' declarations suggest.
-        Without noise it is ∞.
+        are made for it. Without a survey it suits rows as long as the columns' declarations suggest. Both
+        ways fewer records are weighed down where noise leaves little open (``length_for``). Without noise
+        it is ∞.
       curvature_share: how much of C² a record's curvature takes if its gradient has norm C, that is,
         if ‖x‖ = C in a logistic model, where H is x xᵀ/4 at most: so c = (4 / C)·√(share / (1 − share)).
         A curvature has D² numbers and a gradient D, so most of C² belongs to the gradient. Where noise
@@ -242,16 +243,17 @@ def _auto(
     model: Model, sampler: Sampler, mechanism: Mechanism, foreseen: Foreseen
 ) -> tuple[float, Survey | None]:
     """Returns the clip norm for "auto", and the survey if there is one."""
-    noise = mechanism.noise_multiplier
+    noise, rate, names = mechanism.noise_multiplier, sampler.rate, model.names
     if noise == 0.0:
         return math.inf, None  # without noise, nothing needs a bound
     rows = of_rows(model)
     curvature = getattr(rows, "typical_curvature", TYPICAL_CURVATURE)
     if has_predictor(rows):
-        survey = planned_survey(model.names, foreseen, noise, sampler.rate, curvature)
+        survey = planned_survey(names, foreseen, noise, rate, curvature)
         if survey is not None:
             return 1.0, survey
-    return typical_norm(model.names, foreseen) / length_for(curvature), None
+    length = length_for(len(names), foreseen, noise, rate, curvature)
+    return typical_norm(names, foreseen) / length, None
 
 
 def _vanishing(model: Model, foreseen: Foreseen | None) -> list[list[int]]:

@@ -77,15 +77,21 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
     bar, coin = entry >> 16, (words >> 16) & jnp.uint32(2**15 - 1)
     tied = coin == bar
 
-    def settled(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        kept, waiting = state
-        row = jnp.argmax(waiting)
+    # All rows with a tie at once, as far as expected: one after the other they are slow on a GPU.
+    together = min(rows, -(-rows // _TIED_ROWS))
+
+    def below(row: jax.Array) -> jax.Array:
         middle, low = jax.random.bits(jax.random.fold_in(rest, row), (2, width), jnp.uint32)
         middle, at = middle >> 16, column[row]
         bar_middle = looked_up(bars_middle, at)
-        below = (middle < bar_middle) | ((middle == bar_middle) & (low < looked_up(bars_low, at)))
-        found = jnp.where(tied[row], below, kept[row])
-        return kept.at[row].set(found), waiting.at[row].set(False)
+        return (middle < bar_middle) | ((middle == bar_middle) & (low < looked_up(bars_low, at)))
+
+    def settled(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        kept, waiting = state
+        some = jnp.nonzero(waiting, size=together, fill_value=rows)[0]
+        found = jnp.where(tied[some], jax.vmap(below)(some), kept[some])
+        # The places that are left over name no row, and nothing is written there.
+        return kept.at[some].set(found, mode="drop"), waiting.at[some].set(False, mode="drop")
 
     start = coin < bar, tied.any(axis=1)
     kept, _ = lax.while_loop(lambda state: state[1].any(), settled, start)
@@ -94,6 +100,7 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
 
 
 _ROW = 1024  # draws; a tie costs two more random words for each draw of its row
+_TIED_ROWS = 24  # one row in so many is settled at once; one in 32 has a tie
 
 
 def _packed(law: str) -> tuple[npt.NDArray[np.uint32], ...]:

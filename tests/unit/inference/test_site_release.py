@@ -454,14 +454,19 @@ def test_a_survey_costs_what_any_answer_costs():
 
 def test_auto_is_what_columns_are_declared_to_be_where_there_is_no_survey():
     mechanism = mechanisms.rounded_gaussian(1.0)
-    for foreseen in (None, Foreseen(1, 1, 10**6)):
+    for foreseen in (Foreseen(), Foreseen(1, 1, 10**6)):
         given = solver(mechanism, model=LOGIT, clip_norm="auto", foreseen=foreseen)
         assert given.survey is None
-        assert given.clip_norm == pytest.approx(math.sqrt(3.0) / length_for(0.1))
-    given = solver(
-        mechanism, model=MODEL, clip_norm="auto", foreseen=Foreseen(20, 1, 10**6, typical_norm=0.6)
+        length = length_for(3, foreseen, 1.0, 1.0, 0.1)
+        assert given.clip_norm == pytest.approx(math.sqrt(3.0) / length)
+    assert solver(mechanism, model=LOGIT, clip_norm="auto").clip_norm == pytest.approx(
+        math.sqrt(3.0) / length_for(3, Foreseen(), 1.0, 1.0, 0.1)
     )
-    assert given.clip_norm == pytest.approx(0.6 / length_for(0.1))
+    known = Foreseen(20, 1, 10**6, typical_norm=0.6)
+    given = solver(mechanism, model=MODEL, clip_norm="auto", foreseen=known)
+    assert given.clip_norm == pytest.approx(
+        0.6 / length_for(len(MODEL.names), known, 1.0, 1.0, 0.1)
+    )
     assert solver(mechanisms.gaussian(0.0), model=LOGIT, clip_norm="auto").clip_norm == math.inf
 
 

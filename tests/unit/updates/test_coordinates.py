@@ -11,7 +11,6 @@ from fedvi import expfam
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.updates.base import Fold, Standing
 from fedvi.updates.coordinates import (
-    LENGTH,
     Coordinates,
     Foreseen,
     Survey,
@@ -105,6 +104,7 @@ def _arrays(standing: Standing) -> list[np.ndarray]:
     return [part for eta in etas for part in eta]
 
 
+LENGTH = 1.5
 SURVEY = Survey(constant=0, unit=4.0, emphasis=1.5, length=LENGTH, curvature=0.1)
 
 
@@ -151,8 +151,23 @@ def test_columns_that_say_nothing_leave_coordinates_finite(column):
 
 def test_a_length_suits_how_much_a_record_tells():
     """A known noise of 0.1 makes slopes 10 √10 times as steep as those of a yes or no."""
-    assert length_for(0.1) == LENGTH
-    assert length_for(100.0) == pytest.approx(LENGTH / math.sqrt(1000.0))
+    lengths = [length_for(4, Foreseen(), 1.0, 1.0, curvature) for curvature in (0.1, 100.0)]
+    assert lengths[0] / lengths[1] == pytest.approx(math.sqrt(1000.0))
+
+
+def test_rows_are_shorter_where_noise_leaves_less_open_than_records():
+    def length(noise: float, rate: float = 1.0, clients: int = 2, **more: int) -> float:
+        foreseen = Foreseen(**{"rounds": 12, "records": 5_000, "clients": clients} | more)
+        return length_for(10, foreseen, noise, rate, 0.1)
+
+    # 4/3 · 2 · 15² / 12 of noise beside 2 · 5,000 · 0.1 / 10 of records.
+    assert length(15.0) == pytest.approx(0.5**0.25)
+    for same in (length(7.5, rounds=3), length(7.5, rate=0.5), length(30.0, records=20_000)):
+        assert same == pytest.approx(length(15.0))
+    # Each client brings its records, and its noise.
+    assert length(15.0, clients=9) == pytest.approx(length(15.0))
+    assert length(1e-9) == 0.6
+    assert length(1e9) == 1.1
 
 
 def planned(noise=10.0, names=NAMES, rate=1.0, **foreseen):
