@@ -31,7 +31,7 @@ def run(setting, seed):
             "clip": setting["clip_norm"], "share": setting["curvature_share"], "curves": False,
             "rounds": setting["rounds"], "clients": setting["clients"], "split": "balanced",
             "trusted": False, "colluding": setting["colluding"], "non_private": relation is None,
-            "epsilon": 1.0,
+            "epsilon": 1.0, "noise_seed": seed,
         }  # fmt: skip
         return adult.once(argparse.Namespace(**{**given, **changes}), relation, split, x, y)
 
