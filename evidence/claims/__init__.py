@@ -30,7 +30,6 @@ NOT_YET = (
     "d3p: a step beside d3p itself, Opacus and jax-privacy (`benchmarks/rivals.py`); samplers by the "
     "number of records.",
     "VIPS: topics of 400,000 documents (`benchmarks/topics.py --case simulation`); a cut stands above.",
-    "VIPS: logistic regression on Adult and hospital readmission (`python -m evidence.private_logistic`).",
     "Beyond the papers: worst coverage of default settings over simulated columns "
     "(`python -m evidence.coverage`).",
 )
