@@ -17,6 +17,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a cut version, into build/evidence")
     parser.add_argument("--check", action="store_true", help="run nothing, compare page and files")
     parser.add_argument("--again", action="store_true", help="run what has a result already")
+    parser.add_argument("--jobs", type=int, default=1, help="parts of a claim at a time (1)")
     parser.add_argument("--machine", default=base.default_machine(), help="its class, for the file")
     parser.add_argument("--build", type=Path, default=BUILD, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, default=base.DATA, help=argparse.SUPPRESS)
@@ -35,7 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         if missing := claim.absent(given.data):
             print(f"{name}: left out: {missing}", flush=True)
             continue
-        for line in base.not_installed(claim.peers):
+        lacking = [peer for peer in claim.peers if base.python_of(peer) is None]
+        for line in base.not_installed(lacking):
             print(f"{name}: left out of it: {line}", flush=True)
         # Seeds that are done survive a stop; what is committed changes only as a whole.
         part = results / f"{name}.json" if given.quick else given.build / f"{name}.json"
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
             continue
         if given.again:
             part.unlink(missing_ok=True)
-        base.run(name, claim, part, given.quick, given.machine)
+        base.run(name, claim, part, given.quick, given.machine, given.jobs)
         if part != results / f"{name}.json":
             results.mkdir(parents=True, exist_ok=True)
             part.replace(results / f"{name}.json")

@@ -103,6 +103,9 @@ def study(given, relation, size, records) -> dict:
         told = {"view": "aggregate", "least_reporting": given.clients, "colluding": given.colluding}
         protected["privacy"].update(told)
     open_ = {"solver": {"kind": "glm"}, "privacy": {"protection": "none"}}
+    # Noise that can be drawn again, as no study with records to protect may have it.
+    seed = getattr(given, "noise_seed", None)
+    again = {} if seed is None else {"simulation": {"insecure_seed": seed}}
     number = {"type": "number", "bounds": [-1e6, 1e6], "center": 0, "scale": 1}
     names = [f"x{index}" for index in range(size)]
     return {
@@ -111,6 +114,7 @@ def study(given, relation, size, records) -> dict:
         "prior": {"scale": 1.0},
         "schedule": {"kind": "synchronous", "rounds": given.rounds},
         **(protected if relation else open_),
+        **again,
         "data": {
             "max_records": records,
             "schema": {

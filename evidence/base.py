@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import json
 import math
+import multiprocessing
 import os
 import platform
 import re
@@ -11,13 +12,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from evidence.figures import Chart
+from evidence.pictures import Pictures
 
 __all__ = [
     "DATA",
@@ -64,12 +67,13 @@ class Claim:
       run: (setting, seed) → rows, each with the same keys.
       numbers: (rows, setting) → name → number as text.
       table: rows → heads and lines of text.
-      figure: rows → a chart.
+      figure: rows → a chart, or rows of pictures.
       seeds: of the runs; one, where nothing is drawn.
       by: a list of ``setting``, whose items are run one by one.
       files: of ``../shared/data``, without which the claim is left out.
       modules: to be imported; without them it is left out.
-      peers: to be imported; without one, a line says so, and the rest runs.
+      peers: to be imported, or with an environment of their own (``python_of``); without one, a line
+        says so, and the rest runs.
       chosen: on what its settings were chosen.
     """
 
@@ -86,7 +90,7 @@ class Claim:
     run: Callable[[Setting, int], Iterable[Row]]
     numbers: Callable[[Sequence[Row], Setting], Mapping[str, str]]
     table: Callable[[Sequence[Row]], tuple[list[str], list[list[str]]]]
-    figure: Callable[[Sequence[Row]], Chart]
+    figure: Callable[[Sequence[Row]], Chart | Pictures]
     seeds: tuple[int, ...] = (0, 1, 2)
     quick: Setting = field(default_factory=dict)
     by: str = ""
@@ -132,6 +136,12 @@ def not_installed(modules: Iterable[str]) -> list[str]:
     return [
         f"{name} is not installed" for name in modules if importlib.util.find_spec(name) is None
     ]
+
+
+def python_of(peer: str) -> Path | None:
+    """Returns the interpreter of a peer's environment, which `benchmarks/rivals.py` makes."""
+    found = ROOT / ".benchmarks" / peer / "bin" / "python"
+    return found if found.exists() else None
 
 
 @dataclass(frozen=True)
@@ -199,19 +209,16 @@ def _short(value: Any) -> Any:
     return value
 
 
-def run(name: str, claim: Claim, path: Path, is_quick: bool, machine: str) -> Result:
-    """Runs the parts that a result file lacks; each is kept as soon as it is done."""
+def run(name: str, claim: Claim, path: Path, is_quick: bool, machine: str, jobs: int = 1) -> Result:
+    """Runs the parts that a result file lacks; each is kept as soon as those before it are done."""
     setting = plain({**claim.setting, **(claim.quick if is_quick else {})})
     result = read(path)
     if result is None or result.setting != setting:
         result = Result(setting, {}, (), {})
     command = f"python -m evidence {name}" + (" --quick" if is_quick else "")
-    for part, (seed, given) in claim.parts(setting, is_quick).items():
-        if part in result.seconds:
-            continue
-        began = time.perf_counter()
-        rows = [{"seed": seed, **row} for row in claim.run(given, seed)]
-        seconds = time.perf_counter() - began
+    parts = claim.parts(setting, is_quick)
+    left = {part: given for part, given in parts.items() if part not in result.seconds}
+    for part, (rows, seconds) in zip(left, _done(name, claim, left, jobs), strict=True):
         # Of the last part, where they ran on different days.
         made = {"command": command, "commit": _commit(), "machine": machine, **_versions()}
         result = Result(setting, made, (*result.rows, *rows), {**result.seconds, part: seconds})
@@ -220,6 +227,28 @@ def run(name: str, claim: Claim, path: Path, is_quick: bool, machine: str) -> Re
     found = read(path)
     assert found is not None
     return found
+
+
+def _done(
+    name: str, claim: Claim, parts: Mapping[str, tuple[int, Setting]], jobs: int
+) -> Iterator[tuple[list[Row], float]]:
+    """Yields rows and seconds of parts in their order; several jobs are processes of their own."""
+    if jobs == 1:
+        yield from (_timed(claim, seed, given) for seed, given in parts.values())
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        seeds, settings = zip(*parts.values(), strict=True) if parts else ((), ())
+        yield from pool.map(_timed_by_name, [name] * len(parts), seeds, settings)
+
+
+def _timed(claim: Claim, seed: int, setting: Setting) -> tuple[list[Row], float]:
+    began = time.perf_counter()
+    rows = [{"seed": seed, **row} for row in claim.run(setting, seed)]
+    return rows, time.perf_counter() - began
+
+
+def _timed_by_name(name: str, seed: int, setting: Setting) -> tuple[list[Row], float]:
+    return _timed(load(name), seed, setting)
 
 
 def _commit() -> str:

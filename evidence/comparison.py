@@ -1,20 +1,14 @@
-"""Noise on the message or on each data point, under three schedules, for four models.
-
-    python -m evidence.comparison --out comparison      # tables, comparison.md and a plot of each model
-    python -m evidence.comparison --quick               # one seed instead of five
+"""Noise on the message beside noise on each data point, under three schedules, for four models.
 
 Five clients of 500 to 2,000 records, whose covariates are centred and spread differently, promise each
 record the same (ε, δ): a record may be substituted, every message of every client is seen, the number
 of records is public. Settings are defaults or follow from public numbers (`MODES`, `PROBLEMS`) and are
-the same for all ε. Seeds of data and noise are public, so that the tables can be made again.
+the same for all ε. Seeds of data and noise are public, so that the results can be made again.
 """
 
-import argparse
 import dataclasses
 import math
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,12 +19,10 @@ from fedvi.run import simulate
 from fedvi.study import build
 from fedvi.study.config import parse_study
 
-EPSILONS = (1.0, 4.0, 16.0)
 DELTA = 1e-5
 SCHEDULES = ("sequential", "synchronous", "asynchronous")
 RECORDS = (500, 875, 1_250, 1_625, 2_000)
 HELD_OUT = 1_000
-SEEDS = 5
 # The clock of the simulation: in asynchronous runs the first client answers twice as often as the last.
 LATENCIES = (1.0, 1.25, 1.5, 1.75, 2.0)
 # A mean that is so many prior sds away is no answer: the run is counted as diverged.
@@ -370,156 +362,6 @@ def network(names: Any, thetas: np.ndarray, x: np.ndarray, problem: Problem) -> 
     return scale * (last + of("biases_1"))
 
 
-def table(problem: Problem, cells: list[Cell]) -> str:
-    """Returns the Markdown table of one model."""
-    measures = [(problem.score, 0), ("KL to pooled", 1), ("error in own sds", 2)]
-    if problem.is_network:
-        del measures[1]
-    short = {"sequential": "seq.", "synchronous": "sync.", "asynchronous": "async."}
-    heads = [f"{name}, {short[schedule]}" for name, _ in measures for schedule in SCHEDULES]
-    lines = [
-        f"### {problem.name}",
-        "",
-        "| noise on | ε | if add_remove | noise / C | " + " | ".join(heads) + " |",
-        "|---|---|---|---|" + "---|" * len(heads),
-    ]
-    for cell in cells:
-        entries = [_entry(cell.outcomes[s][:, k]) for _, k in measures for s in SCHEDULES]
-        price = "–" if math.isinf(cell.add_remove) else f"{cell.add_remove:.3g}"
-        noise = "–" if cell.noise_multiplier is None else f"{cell.noise_multiplier:.3g}"
-        epsilon = "∞" if math.isinf(cell.epsilon) else f"{cell.epsilon:g}"
-        lines.append(
-            f"| {cell.mode.name} | {epsilon} | {price} | {noise} | {' | '.join(entries)} |"
-        )
-    return "\n".join(lines)
-
-
-def _entry(values: np.ndarray) -> str:
-    """Writes mean ± sd over the runs that ended, and how many diverged."""
-    ended = values[np.isfinite(values)]
-    lost = len(values) - len(ended)
-    told = [f"{lost} of {len(values)} diverged"] if lost else []
-    if len(ended):
-        spread = f" ± {_short(float(ended.std(ddof=1)), 2)}" if len(ended) > 1 else ""
-        told.insert(0, f"{_short(float(ended.mean()))}{spread}")
-    return ", ".join(told)
-
-
-def _short(value: float, digits: int = 3) -> str:
-    """Writes a number; what is below 1e-9 is the rounding of float64."""
-    if abs(value) < 1e-9:
-        return "0"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
-
-
-def plot(problem: Problem, cells: list[Cell], seeds: int, path: Path) -> None:
-    """Draws privacy against each measure: a colour and marker per mode, a line style per schedule."""
-    from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
-    from matplotlib.ticker import NullFormatter
-
-    panels = [
-        (f"held-out {problem.score}", 0, False),
-        ("KL to the pooled posterior, nats", 1, True),
-        ("largest error, in reported sds", 2, problem.is_network),
-    ]
-    if problem.is_network:
-        del panels[1]
-    # Okabe and Ito's colours, told apart by most colour-blind readers; markers say the same.
-    looks = {"perturbed_update": ("#D55E00", "s"), "site_release": ("#0072B2", "o")}
-    looks["dp_optimisation"] = ("#009E73", "^")
-    lines = dict(zip(SCHEDULES, ("-", "--", ":"), strict=True))
-    figure = Figure(figsize=(4.2 * len(panels), 4.6), layout="constrained")
-    modes = [mode for mode in MODES if mode.kind and any(cell.mode is mode for cell in cells)]
-    for axes, (label, index, is_log) in zip(figure.subplots(1, len(panels)), panels, strict=True):
-        for number, (mode, schedule) in enumerate((m, s) for m in modes for s in SCHEDULES):
-            given = [cell for cell in cells if cell.mode is mode]
-            # Side by side, so that error bars can be told apart: modes, and schedules within them.
-            group, within = divmod(number, len(SCHEDULES))
-            shift = 0.25 * (group - (len(modes) - 1) / 2) + 0.065 * (within - 1)
-            values = [cell.outcomes[schedule][:, index] for cell in given]
-            means = np.array([_or_nan(np.mean, v) for v in values])
-            spreads = np.array([_or_nan(_spread, v) for v in values])
-            # On a log scale a bar must not reach below zero.
-            down = np.minimum(spreads, 0.9 * means) if is_log else spreads
-            colour, marker = looks[str(mode.kind)]
-            axes.errorbar(
-                np.arange(len(given)) + shift, means, (down, spreads), color=colour,
-                marker=marker, markersize=5, linestyle=lines[schedule], linewidth=1.3,
-                elinewidth=0.8, capsize=2,
-            )  # fmt: skip
-        reference = _or_nan(np.mean, cells[0].outcomes["sequential"][:, index])
-        if index != 1:
-            axes.axhline(reference, color="0.3", linewidth=0.9)
-        epsilons = list(dict.fromkeys(cell.epsilon for cell in cells[1:]))
-        axes.set_xticks(range(len(epsilons)), [f"{epsilon:g}" for epsilon in epsilons])
-        if is_log:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("ε, from more private to less")
-        axes.set_title(label, fontsize=10)
-        axes.grid(axis="y", color="0.92", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-    keys = [
-        Line2D(
-            [], [], color=looks[str(mode.kind)][0], marker=looks[str(mode.kind)][1], label=mode.name
-        )
-        for mode in modes
-    ]
-    keys += [
-        Line2D([], [], color="0.2", linestyle=style, label=f"{schedule} ({place})")
-        for (schedule, style), place in zip(lines.items(), ("left", "middle", "right"), strict=True)
-    ]
-    keys.append(Line2D([], [], color="0.3", linewidth=0.9, label="no noise, sequential"))
-    figure.legend(handles=keys, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
-    bars = f"bars: one sd over {seeds} seeds" if seeds > 1 else "one seed"
-    lost = sum(
-        int(np.isnan(found[:, 0]).sum()) for cell in cells for found in cell.outcomes.values()
-    )
-    if lost:
-        bars += f"; {lost} runs diverged and are left out"
-    figure.suptitle(
-        f"{problem.name}\nδ = {DELTA:g}, record, substitute, message view; {bars}", fontsize=11
-    )
-    figure.savefig(path, dpi=150)
-
-
-def _or_nan(of: Callable[[np.ndarray], Any], values: np.ndarray) -> float:
-    """Applies a statistic to the runs that ended; NaN, which no plot draws, if most diverged."""
-    ended = values[np.isfinite(values)]
-    return float(of(ended)) if 2 * len(ended) > len(values) else math.nan
-
-
-def _spread(values: np.ndarray) -> float:
-    """Returns the standard deviation over seeds, 0 of one."""
-    return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-
-
-def settings() -> str:
-    """Says what was run, from the same tables as the runs."""
-    lines = [
-        f"Five clients of {', '.join(map(str, RECORDS))} records, {HELD_OUT:,} held out. δ = {DELTA:g}, "
-        "unit record, relation substitute, number of records public, view message; *if add_remove* is "
-        "what the same noise would cost if the number were secret. Noisy posteriors are what the server "
-        "makes of the answers, told their noise (`fedvi/updates/noise_aware.py`). The error is of a "
-        "coefficient against the truth (of the curve, for the network), the largest of all.",
-        "",
-    ]
-    for mode in MODES:
-        for problem in PROBLEMS:
-            if problem.is_network and not mode.networks:
-                continue
-            kind = mode.kind or ("gradient" if problem.is_network else "glm")
-            given = {
-                name: round(value, 2) if isinstance(value, float) else value
-                for name, value in mode.settings(problem).items()
-            }
-            lines.append(f"- {problem.slug}, {kind}: {mode.rounds} rounds, {given or 'defaults'}")
-    return "\n".join(lines)
-
-
 def compare(
     problem: Problem, modes: tuple[Mode, ...], epsilons: tuple[float, ...], seeds: int
 ) -> list[Cell]:
@@ -532,40 +374,3 @@ def compare(
             continue
         cells += [run(problem, mode, epsilon, data, pooled) for epsilon in epsilons]
     return cells
-
-
-def main() -> None:
-    """Runs all, prints the tables and writes them, with the plots, into a folder."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one seed instead of five")
-    parser.add_argument("--out", type=Path, help="folder for comparison.md and the plots")
-    parser.add_argument(
-        "--model", choices=[problem.slug for problem in PROBLEMS], action="append", help="only this"
-    )
-    given = parser.parse_args()
-    seeds = 1 if given.quick else SEEDS
-    started, parts = time.monotonic(), [settings()]
-    print(parts[0], flush=True)
-    for problem in PROBLEMS:
-        if given.model and problem.slug not in given.model:
-            continue
-        cells = compare(problem, MODES, EPSILONS, seeds)
-        parts.append(table(problem, cells))
-        print(f"\n{parts[-1]}", flush=True)
-        if given.out:
-            write(problem, cells, seeds, parts, given.out)
-    print(f"\n{seeds} seeds, {time.monotonic() - started:.0f} s")
-
-
-def write(problem: Problem, cells: list[Cell], seeds: int, parts: list[str], folder: Path) -> None:
-    """Writes what is known so far, and the model's plot if matplotlib is there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "comparison.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    try:
-        plot(problem, cells, seeds, folder / f"{problem.slug}.png")
-    except ImportError:
-        print("no plot: matplotlib is not installed; pip install 'fedvi[report]'")
-
-
-if __name__ == "__main__":
-    main()

@@ -5,9 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evidence import base, claims
+from evidence import base, claims, figures, pictures
 from evidence.base import Claim, Result
-from evidence.figures import svg
 
 __all__ = ["PAGE", "RESULTS", "check", "numbers", "pages", "write"]
 
@@ -41,7 +40,7 @@ def numbers(claim: Claim, result: Result) -> Mapping[str, str]:
     return {**setting, **claim.numbers(result.rows, result.setting)}
 
 
-def pages(results: Path = RESULTS, figures: str = "evidence") -> dict[str, str]:
+def pages(results: Path = RESULTS, folder: str = "evidence") -> dict[str, str]:
     """Returns the page, under "", and each figure under its claim's name.
 
     A claim without a result is named as not run.
@@ -59,8 +58,10 @@ def pages(results: Path = RESULTS, figures: str = "evidence") -> dict[str, str]:
             sections.append(f"## {heading}")
         filled = numbers(claim, result)
         alt = claim.alt.format(**filled)
-        made[name] = svg(claim.figure(result.rows), alt)
-        sections.append(_section(name, claim, result, filled, f"{figures}/{name}.svg"))
+        drawn = claim.figure(result.rows)
+        is_chart = isinstance(drawn, figures.Chart)
+        made[name] = figures.svg(drawn, alt) if is_chart else pictures.svg(drawn, alt)
+        sections.append(_section(name, claim, result, filled, f"{folder}/{name}.svg"))
         anchor = _anchor(claim.title)
         verdicts.append(f"| {claim.paper} | [{claim.title}](#{anchor}) | {claim.verdict} |")
     table = "| from | claim | verdict |\n|---|---|---|\n" + "\n".join(verdicts)

@@ -2,8 +2,11 @@
 
 import argparse
 import math
+import subprocess
+import tempfile
+from pathlib import Path
 
-from evidence.base import Claim, of, said
+from evidence.base import ROOT, Claim, of, python_of, said
 from evidence.figures import Chart, Line
 
 KINDS = {
@@ -11,15 +14,25 @@ KINDS = {
     "averaged": "the same, running means",
     "joint": "one joint release of sums",
     "gradients": "fedvi's vips: gradients and curvatures",
+    "peer": "objective perturbation, diffprivlib; δ = 0",
 }
-TABLES = {"heart": "heart disease", "breast-cancer": "breast cancer"}
+TABLES = {
+    "heart": "heart disease",
+    "breast-cancer": "breast cancer",
+    "adult": "Adult",
+    "readmission": "hospital readmission",
+}
 SETTING = {
     "epsilons": [0.5, 1.0, 4.0],
     "delta": 1e-4,
     "kinds": list(KINDS),
     "tables": list(TABLES),
 }
-FILE = "breast-cancer-wisconsin/wdbc.data"
+FILES = (
+    "breast-cancer-wisconsin/wdbc.data",
+    "adult/adult.data.gz",
+    "diabetes-130-us/diabetic_data.csv.gz",
+)
 
 
 def heart():
@@ -29,7 +42,6 @@ def heart():
     from fedvi.run import loading
     from fedvi.study import build
 
-    from evidence.base import ROOT
     from evidence.private_tables import Table
 
     folder = ROOT / "examples" / "heart-disease"
@@ -50,12 +62,14 @@ def run(setting, seed):
 
     given = argparse.Namespace(delta=setting["delta"], rounds=None, ridge=0.5, share=None)
     for name in setting["tables"]:
-        table = heart() if name == "heart" else private_tables.breast_cancer()
+        table = heart() if name == "heart" else private_tables.TABLES[name]()
         order = np.random.default_rng(seed).permutation(len(table.y))
         cut = int(0.8 * len(order))
         train, test = order[:cut], order[cut:]
 
         def auc(kind, epsilon, table=table, train=train, test=test):
+            if kind == "peer":
+                return by_the_peer(table, train, test, epsilon)
             mean = private_logistic.fitted(kind, table, train, given, epsilon, seed)
             return private_logistic.auc(table.x[test] @ mean, table.y[test])
 
@@ -65,6 +79,8 @@ def run(setting, seed):
             "auc": auc("gradients", math.inf),
         }  # fmt: skip
         for kind in setting["kinds"]:
+            if kind == "peer" and python_of("diffprivlib") is None:
+                continue
             for epsilon in setting["epsilons"]:
                 yield {
                     "table": name, "kind": kind, "epsilon": epsilon, "columns": size,
@@ -72,18 +88,42 @@ def run(setting, seed):
                 }  # fmt: skip
 
 
+def by_the_peer(table, train, test, epsilon):
+    """The peer's AUC with the strength of its penalty that is best on these test rows."""
+    import numpy as np
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.npz"
+        rows = {"train": train[None], "test": test[None]}
+        np.savez(path, x=table.x, y=table.y, row_norm=table.row_norm, **rows)
+        script = ROOT / "benchmarks" / "rivals" / "run_diffprivlib.py"
+        command = [python_of("diffprivlib"), script, path, "1", f"{epsilon:g}"]
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return float(told.split()[1])
+
+
 def numbers(rows, setting):
     first, last = setting["epsilons"][0], setting["epsilons"][-1]
     found = {"first": f"{first:g}", "last": f"{last:g}"}
     found["splits"] = f"{len({row['seed'] for row in rows})}"
-    for name in setting["tables"]:
+    for name in TABLES:
         slug = name.replace("-", "_")
+        if name not in setting["tables"]:
+            cut = [f"{kind}_{where}" for kind in KINDS for where in ("first", "last")]
+            found |= dict.fromkeys([f"{slug}_{end}" for end in ["none", *cut]], "(not run)")
+            continue
         found[f"{slug}_none"] = said(of(rows, "auc", table=name, kind="none"))
         for kind in setting["kinds"]:
             for where, epsilon in (("first", first), ("last", last)):
-                values = of(rows, "auc", table=name, kind=kind, epsilon=epsilon)
-                found[f"{slug}_{kind}_{where}"] = said(values)
+                at = {"table": name, "kind": kind, "epsilon": epsilon}
+                found[f"{slug}_{kind}_{where}"] = (
+                    said(of(rows, "auc", **at)) if kind in ran(rows) else "(left out)"
+                )
     return found
+
+
+def ran(rows):
+    return {row["kind"] for row in rows}
 
 
 def table(rows):
@@ -92,6 +132,8 @@ def table(rows):
     for name in dict.fromkeys(row["table"] for row in rows):
         columns = f"{TABLES[name]}, {of(rows, 'columns', table=name)[0]} coefficients"
         for kind, title in KINDS.items():
+            if kind not in ran(rows):
+                continue
             cells = [said(of(rows, "auc", table=name, kind=kind, epsilon=e)) for e in epsilons]
             lines.append([columns, title, *cells])
         none = said(of(rows, "auc", table=name, kind="none"))
@@ -105,6 +147,7 @@ def figure(rows):
     lines = [
         Line(title, [(e, of(rows, "auc", table=name, kind=kind, epsilon=e)) for e in epsilons])
         for kind, title in KINDS.items()
+        if kind in ran(rows)
     ]
     none = of(rows, "auc", table=name, kind="none")
     return Chart(
@@ -131,15 +174,21 @@ CLAIM = Claim(
     "privacy {heart_none}. At ε = {last}: {heart_papers_last}, {heart_averaged_last}, "
     "{heart_joint_last}, {heart_gradients_last}. Breast cancer at ε = {first}: "
     "{breast_cancer_papers_first}, {breast_cancer_averaged_first}, {breast_cancer_joint_first}, "
-    "{breast_cancer_gradients_first}; without privacy {breast_cancer_none}.",
+    "{breast_cancer_gradients_first}; without privacy {breast_cancer_none}. Objective perturbation "
+    "(diffprivlib, which promises δ of zero, with the penalty that is best on the test rows) has "
+    "{heart_peer_first} and {breast_cancer_peer_first} at ε = {first}. On Adult and hospital readmission "
+    "the papers' recipe has {adult_papers_first} and {readmission_papers_first} there, gradients and "
+    "curvatures {adult_gradients_first} and {readmission_gradients_first}, objective perturbation "
+    "{adult_peer_first} and {readmission_peer_first}; without privacy {adult_none} and "
+    "{readmission_none}.",
     verdict="corrected",
-    why="On breast cancer every way to spend ε is close, the papers' recipe too. On heart disease "
-    "that recipe is not: it pays for every round and keeps the noise of the last, and noises "
+    why="On breast cancer every way with expected statistics is close, the papers' too. On the other "
+    "tables that recipe is not: it pays for every round and keeps the noise of the last, and noises "
     "the curvature that multiplies the answer. Running means, one joint release, and gradients "
-    "in place of sums cost nothing and mend it. Objective perturbation was not run: diffprivlib "
-    "is not installed.",
-    alt="Line chart: AUC by ε on heart disease for four ways to spend it; the papers' recipe is "
-    "lowest, gradients and curvatures are highest and near the fit without privacy.",
+    "in place of sums cost nothing and mend it. Objective perturbation is ahead of the papers' recipe "
+    "on heart disease and Adult, and ahead of gradients, a little, on heart disease alone.",
+    alt="Line chart: AUC by ε on heart disease for five ways to spend it; the papers' recipe is "
+    "lowest, gradients and objective perturbation are highest and near the fit without privacy.",
     setting=SETTING,
     quick={"epsilons": [0.5, 4.0], "tables": ["heart", "breast-cancer"], "kinds": list(KINDS)},
     run=run,
@@ -148,8 +197,8 @@ CLAIM = Claim(
     figure=figure,
     seeds=(0, 1, 2),
     by="tables",
-    files=(FILE,),
+    files=FILES,
     peers=("diffprivlib",),
-    chosen="chosen on training parts of Adult, and on validation parts of splits of breast cancer; "
+    chosen="chosen on parts of Adult, breast cancer and readmission, whose rows are in these splits too; "
     "heart disease was not looked at",
 )

@@ -1,15 +1,17 @@
 """The page of evidence: it says what its result files say, its claims run, and what is absent is named."""
 
+import base64
 import dataclasses
 import json
 import re
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
 
 from evidence import __main__ as command
-from evidence import base, claims, page
+from evidence import base, claims, page, pictures
 from evidence.figures import Chart, Line, svg
 
 # Those that take seconds; the others need tables that a clone is without, or minutes.
@@ -169,6 +171,30 @@ def test_a_figure_is_the_same_again_and_has_its_words(is_log: bool) -> None:
     for word in ("a &lt; b", "y &amp; z", "level", "<title>what is seen</title>"):
         assert word in drawn
     assert "nan" not in drawn
+
+
+def test_pictures_keep_every_pixel_in_sixteen_levels_of_grey() -> None:
+    levels = [(index % 16) / 15.0 for index in range(784)]
+    drawn = pictures.svg(pictures.Pictures("", [("a < b", [pictures.packed(levels)])]), "seen")
+    assert "a &lt; b" in drawn
+    (code,) = re.findall(r"base64,([^\"]+)", drawn)
+    png = base64.b64decode(code)
+    start = png.index(b"IDAT")
+    length = int.from_bytes(png[start - 4 : start], "big")
+    raw = zlib.decompress(png[start + 4 : start + 4 + length])
+    rows = [raw[15 * row + 1 : 15 * (row + 1)].hex() for row in range(28)]
+    assert "".join(rows) == "".join(f"{index % 16:x}" for index in range(784))
+
+
+@pytest.mark.nightly
+def test_parts_run_by_several_processes_are_what_one_makes_of_them(tmp_path: Path) -> None:
+    claim = base.load("pvi_aggregate")
+    made = [
+        base.run("pvi_aggregate", claim, tmp_path / f"{jobs}.json", False, "a machine", jobs)
+        for jobs in (1, 2)
+    ]
+    assert made[0].rows == made[1].rows
+    assert list(made[0].seconds) == list(made[1].seconds)
 
 
 @pytest.mark.nightly
