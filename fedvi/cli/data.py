@@ -6,14 +6,14 @@ All of it is for whoever holds the records, at their own machine: no server and 
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from fedvi import errors
 from fedvi.cli import _inspect
+from fedvi.cli._outputs import check_new
 from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
 
 __all__ = ["data"]
@@ -205,16 +205,10 @@ def split(
         )
     rows = list(zip(*table.values(), strict=True))
     paths = [out / f"{name}.csv" for name in names]
-    taken = [path for path in paths if path.exists()]
-    if taken:
-        raise errors.ConfigError(
-            f"{taken[0]} is there already, and is not overwritten", "give another --out"
-        )
+    check_new("--out", *paths)
     for number, path in enumerate(paths):
         mine = [rows[index] for index in np.flatnonzero(client == number)]
-        _write_new(
-            path, _table_writer(found.columns if given is None else None, mine, found.separator)
-        )
+        _write_table(path, found.columns if given is None else None, mine, found.separator)
         # TOML takes no pairs of surrogates, which JSON would write for some letters.
         shown = json.dumps(path.as_posix(), ensure_ascii=False)
         click.echo(f'[[clients]]\nname = "{names[number]}"\ndata = {shown}')
@@ -274,27 +268,14 @@ def _client_names(values: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _table_writer(
-    header: Sequence[str] | None, rows: Sequence[Sequence[str]], separator: str
-) -> Callable[[Any], None]:
-    def write(handle: Any) -> None:
-        writer = csv.writer(handle, delimiter=separator, lineterminator="\n")
-        if header is not None:
-            writer.writerow(header)
-        writer.writerows(rows)
-
-    return write
-
-
-def _write_new(path: Path, write: Callable[[Any], Any]) -> None:
+def _write_table(
+    path: Path, header: Sequence[str] | None, rows: Sequence[Sequence[str]], separator: str
+) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8", newline="") as handle:
-            write(handle)
-    except FileExistsError:
-        raise errors.ConfigError(
-            f"{path} is there already, and is not overwritten", "give another --out"
-        ) from None
+            writer = csv.writer(handle, delimiter=separator, lineterminator="\n")
+            writer.writerows([*([] if header is None else [header]), *rows])
     except OSError as error:
         raise errors.ConfigError(
             f"{path} cannot be written: {error.strerror}", "give another --out"
