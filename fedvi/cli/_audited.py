@@ -265,7 +265,7 @@ class Audited:
         task = self._task(assembly.clients[0])
         prior = assembly.prior
         found = {"the prior": task}
-        moved = _moved_far(family, prior)
+        moved = _moved_far(prior)
         candidates = {
             "sharp": tree.scale(prior, 1e4),
             "far": moved,
@@ -394,7 +394,7 @@ def _public(assembly: Assembly) -> prices.Public | None:
     )
 
 
-def _moved_far(family: Any, prior: Any) -> Any:
+def _moved_far(prior: Any) -> Any:
     """Returns a Gaussian whose mean is far from the prior's, in its sds; None of another family."""
     fields = getattr(prior, "_fields", ())
     if "h" not in fields or not ({"J", "d"} & set(fields)):

@@ -73,7 +73,7 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
             click.echo(
                 f"{_printable(column.name)}: far beyond the other values, and may mean missing: {shown}"
             )
-    click.echo(f"to draft a study's [data] section: fedvi data schema {path}")
+    click.echo(f"to draft a study of such tables: fedvi init my-study --from {path}")
 
 
 def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> None:

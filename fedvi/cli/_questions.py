@@ -128,7 +128,7 @@ class Asked(NamedTuple):
         assert self.source is not None
         assert self.header is not None
         spelt = {column: name for name, column in self.names.items()}
-        found = _looked_at(self.source, self.header)
+        found = _looked_at(self.source, self.header, self.given["columns"] is not None)
         return {spelt[guess.name]: guess for guess in found}
 
     def _given_formula(self) -> str | None:
@@ -172,6 +172,8 @@ class Asked(NamedTuple):
         return read
 
     def _of_response(self, said: Mapping[str, Any], response: str) -> _Formula:
+        from fedvi.data.schema import is_printable
+
         names, guesses = self.names, said.get("look") or {}
         spelt = {column: name for name, column in names.items()}
         left = []
@@ -186,7 +188,9 @@ class Asked(NamedTuple):
         left_out = tuple(
             name
             for name in others
-            if said.get(f"identifier {name}") or (name in guesses and _tells_nothing(guesses[name]))
+            if said.get(f"identifier {name}")
+            or (name in guesses and _tells_nothing(guesses[name]))
+            or not all(map(is_printable, names[name]))
         )
         right = " + ".join(name for name in others if name not in left_out) or "1"
         of = drafting.model_of(said["kind"])
@@ -256,7 +260,7 @@ class Asked(NamedTuple):
         wanted = drafting.variables(formula)
         spelt = {column: name for name, column in self.names.items()}
         stated = {}
-        for text in self.given["columns"]:
+        for text in self.given["stated"]:
             name, _ = drafting.parse_column(text)
             stated[spelt.get(name, name)] = text.partition("=")[2].strip()
         for name in stated:
@@ -296,11 +300,12 @@ class Asked(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def _looked_at(source: Path, header: "Names") -> "tuple[Guess, ...]":
+def _looked_at(source: Path, header: "Names", unnamed: bool) -> "tuple[Guess, ...]":
     from fedvi.data.guess import guess_columns
 
     click.echo(f"  reads {source}")  # a minute, of a million records
-    return guess_columns(source, header.columns, columns=None, separator=header.separator)
+    columns = header.columns if unnamed else None
+    return guess_columns(source, header.columns, columns=columns, separator=header.separator)
 
 
 def _kind(text: str) -> str:
@@ -363,7 +368,7 @@ def _column(
       listed: cells that mean missing, as a flag says.
       free: whether it may leave the formula, which has all columns of a file.
     """
-    from fedvi.data.draft import suggested, words_for_missing
+    from fedvi.data.suggest import suggested, words_for_missing
 
     default = (expected or "number") if guess is None else suggested(guess, expected)
     words = f"{name}: {_looks(guess, default, expected)}" + (f", or {_OUT}" if free else "")
@@ -426,7 +431,7 @@ def _column(
 
 def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> str:
     """Says what a column may hold, as it looks, and what is to be said of it."""
-    from fedvi.data.draft import values_of
+    from fedvi.data.suggest import values_of
 
     if guess is None:
         return "what it may hold"

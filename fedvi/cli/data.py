@@ -1,4 +1,4 @@
-"""`fedvi data`: looks at a table, drafts its schema, and shares it out over simulated clients.
+"""`fedvi data`: looks at a table, and shares it out over simulated clients.
 
 All of it is for whoever holds the records, at their own machine: no server and no client calls it.
 """
@@ -6,17 +6,15 @@ All of it is for whoever holds the records, at their own machine: no server and 
 import csv
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedvi import errors
 from fedvi.cli import _inspect
-
-if TYPE_CHECKING:
-    from fedvi.data.names import Names
+from fedvi.cli._outputs import check_new
+from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
 
 __all__ = ["data"]
 
@@ -24,29 +22,17 @@ _PUBLIC = (
     "for simulations and public data: it looks at all records at once, which no federation can."
 )
 
-_columns = click.option(
-    "--columns",
-    metavar="NAME,NAME,…",
-    help="The names of all columns, in order, if the file's first line does not have them.",
-)
-_separator = click.option(
-    "--separator",
-    metavar="CHARACTER",
-    help="What stands between cells. [default: as in the first line]",
-)
-
 
 @click.group()
 def data() -> None:
-    """Look at a table before a study, draft the study's [data] section, share a table out.
+    """Look at a table before and beside a study, or share a table out.
 
     \b
       fedvi data inspect north.csv                         # what is in it, without a study
-      fedvi data schema north.csv --response died          # a first [data] section
       fedvi data inspect study.toml --data north.csv       # how it fits the study
       fedvi data split all.csv --by hospital --out shards  # a federation to simulate
 
-    All three run on the machine that holds the records, and send nothing.
+    They run on the machine that holds the records, and send nothing.
     """
 
 
@@ -59,8 +45,8 @@ def data() -> None:
     help="With a study: the file. [default: that of --as, where the study names one]",
 )
 @click.option("--as", "name", metavar="NAME", help="With a study: the client whose file it is.")
-@_columns
-@_separator
+@columns_flag
+@separator_flag
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def inspect(
     source: Path,
@@ -93,7 +79,7 @@ def inspect(
                     f"{flag} is given beside {source}, which is no study",
                     f"write: fedvi data inspect STUDY.toml {flag} {given}; or leave {flag} out",
                 )
-        _inspect.file(source, _names(source, columns, separator), columns is not None, as_json)
+        _inspect.file(source, names_of(source, columns, separator), columns is not None, as_json)
         return
     for flag, given in (("--columns", columns), ("--separator", separator)):
         if given is not None:
@@ -102,79 +88,6 @@ def inspect(
                 f"leave {flag} out: [data] of {source} has it",
             )
     _inspect.study(source, path, name, as_json)
-
-
-@data.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--response", metavar="COLUMN", help="What a model will explain: drafts a formula.")
-@click.option(
-    "--bounds",
-    "stated",
-    multiple=True,
-    metavar="COLUMN=LOW,HIGH",
-    help="Public bounds of a number, known without the file. May be given several times.",
-)
-@click.option(
-    "--from-data",
-    is_flag=True,
-    help="Take other bounds from the file, rounded and marked so. Not private: for a try, or public data.",
-)
-@_columns
-@_separator
-@click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Write to this file, which may not be there yet. [default: print]",
-)
-def schema(
-    file: Path,
-    response: str | None,
-    stated: tuple[str, ...],
-    from_data: bool,
-    columns: str | None,
-    separator: str | None,
-    out: Path | None,
-) -> None:
-    """Draft the [data] section of a study from a file.
-
-    It has a type for each column, and says what you must state.
-    Bounds are left empty and marked STATE ME; a study does not run before they are filled in. Bounds
-    taken from the data would reveal values of single records to everybody who reads the study. State
-    what the quantity can be. Levels are listed as found and marked CONFIRM: keep those that are public
-    knowledge.
-
-    \b
-      fedvi data schema north.csv --response died --out schema.toml
-      fedvi data schema north.csv --bounds age=18,100 --bounds iss=0,75
-      fedvi data schema public.csv --response y --from-data
-    """
-    from fedvi.data import draft, guess
-
-    found = _names(file, columns, separator)
-    given = None if columns is None else found.columns
-    guesses = guess.guess_columns(file, found.columns, columns=given, separator=found.separator)
-    options = draft.Options(
-        source=file.name,
-        response=response,
-        bounds=dict(_bounds(text) for text in stated),
-        from_data=from_data,
-        columns=given,
-        separator=found.separator,
-    )
-    drafted = draft.draft_schema(guesses, options)
-    if out is None:
-        click.echo(drafted.text, nl=False)
-    else:
-        _write_new(out, lambda handle: handle.write(drafted.text))
-        click.echo(f"written to {out}", err=True)
-    if drafted.open:
-        click.echo(f"to state: {', '.join(drafted.open)}", err=True)
-    if drafted.confirm:
-        click.echo(f"to confirm: {', '.join(drafted.confirm)}", err=True)
-    if drafted.formula is not None:
-        click.echo(f"a formula to start with: {drafted.formula}", err=True)
-    if from_data:
-        click.echo("NOT PRIVATE: bounds were taken from the records (--from-data)", err=True)
 
 
 @data.command()
@@ -206,8 +119,8 @@ def schema(
     help="With --balanced: keeps the rows of one patient, named by this column, at one client.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@_columns
-@_separator
+@columns_flag
+@separator_flag
 @click.option(
     "--out",
     required=True,
@@ -255,9 +168,9 @@ def split(
             "such as --by hospital, or --clients 10 --balanced",
         )
     _check_flags(chosen[0], clients, label_skew, label, positive, together)
-    found = _names(file, columns, separator)
+    found = names_of(file, columns, separator)
     if columns is None:
-        guess.check_names(file, found.columns, found.separator, guess.BY_FLAG)
+        guess.check_names(file, found.columns, found.separator)
     for name in (by, label, together):
         if name is not None and name not in found.columns:
             raise errors.DataError(
@@ -292,16 +205,10 @@ def split(
         )
     rows = list(zip(*table.values(), strict=True))
     paths = [out / f"{name}.csv" for name in names]
-    taken = [path for path in paths if path.exists()]
-    if taken:
-        raise errors.ConfigError(
-            f"{taken[0]} is there already, and is not overwritten", "give another --out"
-        )
+    check_new("--out", *paths)
     for number, path in enumerate(paths):
         mine = [rows[index] for index in np.flatnonzero(client == number)]
-        _write_new(
-            path, _table_writer(found.columns if given is None else None, mine, found.separator)
-        )
+        _write_table(path, found.columns if given is None else None, mine, found.separator)
         # TOML takes no pairs of surrogates, which JSON would write for some letters.
         shown = json.dumps(path.as_posix(), ensure_ascii=False)
         click.echo(f'[[clients]]\nname = "{names[number]}"\ndata = {shown}')
@@ -361,54 +268,15 @@ def _client_names(values: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _table_writer(
-    header: Sequence[str] | None, rows: Sequence[Sequence[str]], separator: str
-) -> Callable[[Any], None]:
-    def write(handle: Any) -> None:
-        writer = csv.writer(handle, delimiter=separator, lineterminator="\n")
-        if header is not None:
-            writer.writerow(header)
-        writer.writerows(rows)
-
-    return write
-
-
-def _write_new(path: Path, write: Callable[[Any], Any]) -> None:
+def _write_table(
+    path: Path, header: Sequence[str] | None, rows: Sequence[Sequence[str]], separator: str
+) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8", newline="") as handle:
-            write(handle)
-    except FileExistsError:
-        raise errors.ConfigError(
-            f"{path} is there already, and is not overwritten", "give another --out"
-        ) from None
+            writer = csv.writer(handle, delimiter=separator, lineterminator="\n")
+            writer.writerows([*([] if header is None else [header]), *rows])
     except OSError as error:
         raise errors.ConfigError(
             f"{path} cannot be written: {error.strerror}", "give another --out"
         ) from None
-
-
-def _names(path: Path, columns: str | None, separator: str | None) -> "Names":
-    from fedvi.data.names import Names, column_names, separator_of
-
-    if separator is not None and (len(separator) != 1 or separator in '"\r\n\0'):
-        raise errors.ConfigError(
-            f"--separator is {separator!r}, expected one character", 'use "," or ";"'
-        )
-    if columns is None:
-        return column_names(path, separator)
-    listed = tuple(name.strip() for name in columns.split(","))
-    return Names(listed, separator or separator_of(path))
-
-
-def _bounds(text: str) -> tuple[str, tuple[float, float]]:
-    from fedvi.data.schema import as_number
-
-    name, equals, rest = text.rpartition("=")
-    ends = [as_number(part.strip()) for part in rest.split(",")]
-    low, high = ends if len(ends) == 2 else (None, None)
-    if not equals or low is None or high is None or not low < high:
-        raise errors.ConfigError(
-            f"--bounds is {text!r}, expected COLUMN=LOW,HIGH", "such as --bounds age=18,100"
-        )
-    return name.strip(), (low, high)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 from fedvi.cli._asking import converse, slug
 from fedvi.cli._drafted import check_target, files_of, schemas_of, write_all
 from fedvi.cli._questions import Asked, formula_of, table_of
+from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
 
 __all__ = ["init"]
 
@@ -50,9 +51,11 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     "the file says of its columns, and nothing of a record. A terminal also asks whether to look at the "
     "records, on this machine, to suggest types and levels that you confirm.",
 )
+@columns_flag
+@separator_flag
 @click.option(
     "--column",
-    "columns",
+    "stated",
     multiple=True,
     metavar="NAME=TYPE[:…]",
     help="What a column may hold, from public knowledge: age=number:18..100, visits=count:0..20, "
@@ -150,7 +153,7 @@ def init(
         return
     check_target(folder)
     on = not yes and _on_terminal()
-    header = _header(source, given["columns"])
+    header = _header(source, given)
     if on:
         click.echo(
             "Enter takes what stands in brackets. back: the question before; skip: leave it open;"
@@ -210,7 +213,8 @@ def _answers(
         unit_column=said.get("unit-column"),
         solver=given["solver"],
         settings=dict(drafting.parse_setting(text) for text in given["settings"]),
-        separator="," if header is None else header.separator,
+        separator=given["separator"] or ("," if header is None else header.separator),
+        file_columns=() if header is None or given["columns"] is None else header.columns,
         files=_beside(source, folder),
         all_columns=said["formula"].all_columns and not said.get("look"),
         **promise,
@@ -230,28 +234,34 @@ def _beside(source: Path | None, folder: Path) -> str:
     )
 
 
-def _header(source: Path | None, given: tuple[str, ...]) -> "Names | None":
-    """Reads names of columns, and says which: the first line of a file without header is a record.
+def _header(source: Path | None, given: Mapping[str, Any]) -> "Names | None":
+    """Returns names of columns that were given, or reads and shows them: a first line may be a record.
 
     Raises:
       DataError: there are none, or they are cells of a record.
     """
-    if source is None:
-        return None
     from fedvi.data.guess import check_names
-    from fedvi.data.names import column_names, doubt, is_text
+    from fedvi.data.names import BY_FLAG, doubt, is_text
+    from fedvi.data.schema import is_printable
 
-    unnamed = (
-        "a file without header: leave --from out, give --formula, and name its columns, in their order, "
-        "as `columns` under [data]"
+    if source is None and given["columns"] is None:
+        return None
+    found = names_of(source, given["columns"], given["separator"], flag="--from")
+    if source is None or given["columns"] is not None:
+        return found
+    shown = ", ".join(
+        name if all(map(is_printable, name)) else f"{name!a} (no study may hold it: rename it)"
+        for name in found.columns
     )
-    found = column_names(source, unnamed=unnamed, flag="--from")
-    shown = ", ".join(name if name.isprintable() else repr(name) for name in found.columns)
     if not is_text(source):
         click.echo(f"columns of {source}: {shown}")
         return found
     values, words = doubt(found.columns)
-    cells = {cell for text in given for cell in drafting.cells_of(drafting.parse_column(text)[1])}
+    cells = {
+        cell
+        for text in given["stated"]
+        for cell in drafting.cells_of(drafting.parse_column(text)[1])
+    }
     declared, count = len(cells.intersection(found.columns)), len(found.columns)
     if values or declared:
         what = (
@@ -261,14 +271,14 @@ def _header(source: Path | None, given: tuple[str, ...]) -> "Names | None":
             "record can hold"
         )
         raise errors.DataError(
-            f"--from {source} does not begin with the names of its columns: {what}", unnamed
+            f"--from {source} does not begin with the names of its columns: {what}", BY_FLAG
         )
-    check_names(source, found.columns, found.separator, unnamed)
+    check_names(source, found.columns, found.separator)
     click.echo(f"columns, from the first line of {source}: {shown}")
     if words:
         click.echo(
             f"warning: {words} of these {count} could be cells of a record. If they are, delete "
-            f"what is written, for it holds a record; {unnamed}",
+            "what is written, for it holds a record, and give --columns",
             err=True,
         )
     return found

@@ -28,7 +28,7 @@ _INTERRUPTED = 130
 # Command → one line of help. The file fedvi/cli/COMMAND.py defines a click command of that name.
 _COMMANDS = {
     "init": "Draft a study of your own: study, policy, containers and the steps in order.",
-    "data": "Look at a table, draft its schema, share it out over simulated clients. Local only.",
+    "data": "Look at a table, hold it against a study, share it out over simulated clients. Local only.",
     "check": "Validate a study and print what it would release, at what price. Reads no data.",
     "plan": "Predict how wide a study's intervals will be, from public numbers alone.",
     "ledger": "Show or verify what clients have spent, and recompute its price.",

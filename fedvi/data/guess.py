@@ -14,17 +14,15 @@ import numpy as np
 
 from fedvi.data import tables
 from fedvi.data.cells import Cells, Codes, Numbers, Table, Wanted, as_texts, has_decimal_comma
-from fedvi.data.names import doubt, is_text
+from fedvi.data.names import BY_FLAG, doubt, is_text
 from fedvi.data.schema import Code, as_code, as_number
 from fedvi.errors import DataError
 
 __all__ = [
-    "BY_FLAG",
     "Guess",
     "check_names",
     "guess_columns",
     "is_identifier",
-    "is_named_identifier",
     "is_of_people",
     "often_missing",
     "repeats",
@@ -34,8 +32,6 @@ __all__ = [
 
 Kind = Literal["binary", "level", "number", "text", "empty"]
 
-# What to do with a file without column names, where a command takes --columns.
-BY_FLAG = "if it has none, name them in their order: --columns age,sex,…"
 _MOST_LEVELS = 60
 _MOST_WHOLE_LEVELS = 6
 _MISSING = frozenset({"", "?", "NA"})
@@ -105,11 +101,11 @@ def guess_columns(
     asked = Wanted(tuple(names), columns, separator, private=True)
     guesses = _guessed(asked, tables.chunks(path, asked))
     if columns is None and is_text(path):
-        _check(path, guesses, BY_FLAG)
+        _check(path, guesses)
     return guesses
 
 
-def check_names(path: Path, names: Sequence[str], separator: str, unnamed: str) -> None:
+def check_names(path: Path, names: Sequence[str], separator: str) -> None:
     """Refuses a text file whose first line appears to be a record, judged by its first records; private.
 
     If all columns are text, a first line of words may be names or a record. It is taken as a record if its
@@ -121,14 +117,13 @@ def check_names(path: Path, names: Sequence[str], separator: str, unnamed: str) 
       path: any file; other formats than text contain their columns' names.
       names: of all columns, from the first line.
       separator: of a text file.
-      unnamed: what to do with a file without column names, for the error.
 
     Raises:
       DataError: the first line is a record; or the file cannot be read.
     """
     if is_text(path):
         asked = Wanted(tuple(names), None, separator, private=True)
-        _check(path, _guessed(asked, itertools.islice(tables.chunks(path, asked), 1)), unnamed)
+        _check(path, _guessed(asked, itertools.islice(tables.chunks(path, asked), 1)))
 
 
 def _guessed(asked: Wanted, parts: Iterable[Table]) -> tuple[Guess, ...]:
@@ -139,7 +134,7 @@ def _guessed(asked: Wanted, parts: Iterable[Table]) -> tuple[Guess, ...]:
     return tuple(found.guess(name) for name, found in seen.items())
 
 
-def _check(path: Path, guesses: Sequence[Guess], unnamed: str) -> None:
+def _check(path: Path, guesses: Sequence[Guess]) -> None:
     numeric = (guess.name for guess in guesses if guess.low is not None or guess.commas)
     # `NA` over numbers may be a record's missing cell.
     if any(not doubt((name,)).values for name in numeric):
@@ -150,7 +145,7 @@ def _check(path: Path, guesses: Sequence[Guess], unnamed: str) -> None:
         raise DataError(
             f"{path} does not begin with the names of its columns, or has them twice: {len(again)} of "
             f"the {len(guesses)} cells of its first line stand again further down, each in its own column",
-            f"{unnamed}. If they are names, take the other line with them out, or give a column another "
+            f"{BY_FLAG}. If they are names, take the other line with them out, or give a column another "
             "name than its cells have",
         )
 
@@ -180,7 +175,7 @@ def is_of_people(name: str) -> bool:
     return _PEOPLE.fullmatch(_plain(name)) is not None
 
 
-def is_named_identifier(guess: Guess) -> bool:
+def _is_named_identifier(guess: Guess) -> bool:
     """Whether a column's name means that it identifies records or people, and its cells can."""
     if is_of_people(guess.name):
         return guess.kind not in ("empty", "binary")
@@ -207,7 +202,7 @@ def is_identifier(guess: Guess) -> bool:
 
     Numbers qualify only if they are integers and all differ, since nearly all measurements differ too.
     """
-    if is_named_identifier(guess):
+    if _is_named_identifier(guess):
         return True
     if guess.kind in ("empty", "binary", "level"):
         return False

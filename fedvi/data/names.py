@@ -16,12 +16,13 @@ from fedvi.data.parquet import pyarrow_module
 from fedvi.data.schema import as_number
 from fedvi.errors import DataError
 
-__all__ = ["Doubt", "Names", "column_names", "doubt", "is_text", "separator_of"]
+__all__ = ["BY_FLAG", "Doubt", "Names", "column_names", "doubt", "is_text", "separator_of"]
 
+# What to do with a file without column names, where a command takes --columns.
+BY_FLAG = "if it has none, name them in their order: --columns age,sex,…"
 _SEPARATORS = (",", ";", "\t", "|")
 _LONGEST = 1_000_000
 _SAVE_AGAIN = "save it again as CSV in UTF-8"
-_BY_FLAG = "name them in their order: --columns age,sex,…"
 _VALUES = frozenset({"true", "false", "na", "n/a", "nan", "null", "none", "?"})
 # Seldom a column's name, but sometimes: "No" counts rows, and "t" is a time.
 _WORDS = frozenset({word for pair in TRUTHS for word in pair if len(word) > 1} - _VALUES) | {
@@ -43,9 +44,7 @@ class Names(NamedTuple):
     separator: str
 
 
-def column_names(
-    path: Path, separator: str | None = None, *, unnamed: str = _BY_FLAG, flag: str = ""
-) -> Names:
+def column_names(path: Path, separator: str | None = None, *, flag: str = "") -> Names:
     """Reads the first line of a text file, or the column names in another format.
 
     In a file without a header, the first line is a record, so no error shows its content. A line of words
@@ -54,7 +53,6 @@ def column_names(
     Args:
       path: a file of a format in ``fedvi.data.tables``, or a folder of Parquet files.
       separator: of a text file; None takes the most frequent of `,`, `;`, `|` and tab in its first line.
-      unnamed: what to do with a file without column names, for the error.
       flag: the option that gave the path, for errors.
 
     Raises:
@@ -64,13 +62,13 @@ def column_names(
     try:
         if not is_text(path):
             read = _numpy if path.suffix.lower() in (".npz", ".npy") else _parquet
-            return Names(_checked(path, read(path), unnamed), ",")
+            return Names(_checked(path, read(path)), ",")
         found = separator or separator_of(path)
         try:
             cells = next(csv.reader([_first_line(path)], delimiter=found), [])
         except csv.Error:  # a name that is far too long
             cells = [""]
-        return Names(_checked(path, [cell.strip() for cell in cells], unnamed), found)
+        return Names(_checked(path, [cell.strip() for cell in cells]), found)
     except DataError as error:
         raise DataError(f"{flag} {error.message}".strip(), error.hint) from None
 
@@ -139,7 +137,7 @@ def _first_line(path: Path) -> str:
     raise DataError(f"{path} cannot be read: {problem}", hint)
 
 
-def _checked(path: Path, columns: list[str], unnamed: str) -> tuple[str, ...]:
+def _checked(path: Path, columns: list[str]) -> tuple[str, ...]:
     if not columns and is_text(path):
         raise DataError(
             f"{path} does not begin with the names of its columns: the first line is empty",
@@ -158,7 +156,7 @@ def _checked(path: Path, columns: list[str], unnamed: str) -> tuple[str, ...]:
             if any(len(cell) > 1 for cell in cells):
                 what += ", with blanks between them"
         raise DataError(
-            f"{path} does not begin with the names of its columns, each once: {what}", unnamed
+            f"{path} does not begin with the names of its columns, each once: {what}", BY_FLAG
         )
     return tuple(columns)
 

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedvi.cli.main import main
-from fedvi.data.schema import parse_schema
 from fedvi.data.splits import skewed
 
 HEART = "heart-disease/study-descent.toml"
@@ -32,6 +31,14 @@ kind = "sequential"
 rounds = {rounds}
 [privacy]
 protection = "none"
+"""
+COLUMNS = """
+[data.schema]
+mortality = { type = "binary" }
+sex = { type = "binary" }
+age = { type = "number", bounds = [-4, 4] }
+ISS = { type = "number", bounds = [-4, 4] }
+GCS = { type = "number", bounds = [-4, 4] }
 """
 
 
@@ -103,9 +110,6 @@ def test_a_split_by_a_column_gives_every_record_to_its_client(
 def test_a_table_becomes_a_study_with_a_curve_and_the_federation_finds_the_pooled_one(
     trauma: Path, shards: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    bounds = [f"--bounds={name}=-4,4" for name in ("age", "ISS", "GCS")]
-    drafted = done("data", "schema", trauma, "--response", "mortality", *bounds)
-    assert "a formula to start with: mortality ~ hospital + sex + age + ISS + GCS" in drafted.stderr
     formula = (
         "mortality ~ sex + bs(ISS, knots=[0], lower_bound=-4, upper_bound=4) + GCS*age + I(age**2)"
     )
@@ -114,7 +118,7 @@ def test_a_table_becomes_a_study_with_a_curve_and_the_federation_finds_the_poole
         for client in shards[1]
     )
     study = tmp_path / "study.toml"
-    study.write_text(STUDY.format(formula=formula, rounds=4) + drafted.stdout + tables)
+    study.write_text(STUDY.format(formula=formula, rounds=4) + COLUMNS + tables)
     found = json.loads(done("simulate", study, "--quiet", "--pooled", "--json").stdout)
     rows = {row["name"]: row for row in found["coefficients"]}
     splines = [f"bs(ISS)[{i}]" for i in range(1, 5)]
@@ -142,31 +146,6 @@ def test_a_plan_shows_curves_readably_and_what_is_fitted_is_refused(
     said = refused("check", study)
     assert "knots would be quantiles of the records" in said
     assert "such as bs(age, knots=[45.33, 72.67], lower_bound=18, upper_bound=100)" in said
-
-
-def test_a_draft_fails_closed_until_bounds_are_stated(trauma: Path, tmp_path: Path) -> None:
-    out = tmp_path / "schema.toml"
-    drafted = done("data", "schema", trauma, "--response", "mortality", "--out", out)
-    assert drafted.stdout == ""
-    assert "to state: data.schema.age.bounds, data.schema.ISS.bounds" in drafted.stderr
-    assert "to confirm: data.schema.hospital.levels" in drafted.stderr
-    study = tmp_path / "study.toml"
-    client = f'[[clients]]\nname = "all"\ndata = {json.dumps(str(trauma))}\n'
-    study.write_text(STUDY.format(formula="mortality ~ age", rounds=1) + out.read_text() + client)
-    said = refused("check", study)
-    assert "data.schema.age.bounds: [], expected [lowest, highest]" in said
-    assert "without looking at the data" in said
-    assert "is there already, and is not overwritten" in refused(
-        "data", "schema", trauma, "--out", out
-    )
-
-
-def test_bounds_from_the_data_are_said_to_be_not_private(trauma: Path) -> None:
-    drafted = done("data", "schema", trauma, "--from-data")
-    assert "NOT PRIVATE" in drafted.stderr
-    bounds = tomllib.loads(drafted.stdout)["data"]["schema"]["age"]["bounds"]
-    ages = [float(row[3]) for row in rows_of(trauma)[1:]]
-    assert bounds[0] <= min(ages) < max(ages) <= bounds[1]
 
 
 def test_inspect_holds_a_hospitals_file_against_the_study(examples: Path) -> None:
@@ -338,9 +317,7 @@ def test_skewed_shares_are_those_of_the_experiments(tmp_path: Path) -> None:
         np.testing.assert_array_equal(held, np.flatnonzero(expected == number))
 
 
-def test_a_large_public_table_is_described_drafted_and_shared_out(
-    shared: Path, tmp_path: Path
-) -> None:
+def test_a_large_public_table_is_described_and_shared_out(shared: Path, tmp_path: Path) -> None:
     path = shared / "data/adult/adult.data.gz"
     names = (
         "age,work,weight,education,years,marital,job,relation,race,sex,gain,loss,hours,country,pay"
@@ -353,10 +330,6 @@ def test_a_large_public_table_is_described_drafted_and_shared_out(
     assert numbers == {"age", "weight", "years", "gain", "loss", "hours"}
     assert (kinds["sex"], kinds["country"], found[0]["cells"]) == ("binary", "level", 32_561)
     assert {column["name"] for column in found if column["missing"]} == {"work", "job", "country"}
-    drafted = done("data", "schema", path, "--columns", names, "--response", "pay", "--from-data")
-    schema = parse_schema(tomllib.loads(drafted.stdout)["data"]["schema"], private=False)
-    assert schema["age"].bounds == (10.0, 90.0)  # type: ignore[union-attr]
-    assert len(schema["country"].levels) == 41  # type: ignore[union-attr]
     printed = done(
         "data", "split", path, "--columns", names, "--clients", 10, "--size-skew", 0.75,
         "--label-skew", 0.95, "--label", "pay", "--positive", ">50K", "--out", tmp_path / "s",
@@ -400,8 +373,10 @@ def test_a_file_without_header_is_named_by_flag_and_split_without_one(
     )  # fmt: skip
     shares = [(tmp_path / f"client-{number}.csv").read_text().split() for number in (1, 2)]
     assert sorted(shares[0] + shares[1]) == sorted(path.read_text().split())
-    drafted = done("data", "schema", path, "--columns", columns, "--response", "num").stdout
-    assert tomllib.loads(drafted)["data"]["columns"] == columns.split(",")
+    given = ["--columns", columns, "--response", "num", "--clients", "va,nord", "--yes"]
+    done("init", tmp_path / "study", "--from", path, *given)
+    drafted = tomllib.loads((tmp_path / "study/study.toml").read_text())
+    assert drafted["data"]["columns"] == columns.split(",")
 
 
 @pytest.mark.parametrize(
@@ -431,9 +406,6 @@ def test_a_file_without_header_is_named_by_flag_and_split_without_one(
         (("inspect", "{s}", "--data", "{t}", "--columns", "a"), "--columns is given beside a study"),
         (("inspect", "{t}", "--separator", "ab"), "--separator is 'ab', expected one character"),
         (("inspect", "{o}/absent.csv"), "cannot be read: No such file or directory"),
-        (("schema", "{t}", "--bounds", "age=80,20"), "--bounds is 'age=80,20', expected COLUMN=LOW"),
-        (("schema", "{t}", "--bounds", "agee=1,2"), "did you mean `age`?"),
-        (("schema", "{t}", "--response", "died"), "--response names the column 'died'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused_in_a_sentence(
@@ -459,7 +431,7 @@ def test_a_first_line_that_is_a_record_is_not_shared_out_as_names(tmp_path: Path
     assert sorted(shares[0] + shares[1]) == sorted(path.read_text().split())
 
 
-@pytest.mark.parametrize("command", ["inspect", "schema", "split"])
+@pytest.mark.parametrize("command", ["inspect", "split"])
 def test_a_line_of_numbers_between_blanks_is_no_name(command: str, tmp_path: Path) -> None:
     path = tmp_path / "t.data"
     path.write_text("41 1 132.5 -9\n63 0 120 0\n")
@@ -487,7 +459,7 @@ def test_a_shard_that_is_there_is_not_overwritten_and_no_other_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["hospital-2.csv"]
 
 
-@pytest.mark.parametrize("command", ["inspect", "schema", "split"])
+@pytest.mark.parametrize("command", ["inspect", "split"])
 def test_help_teaches_by_examples(command: str) -> None:
     text = done("data", command, "--help").stdout
     assert text.count(f"fedvi data {command} ") >= 3

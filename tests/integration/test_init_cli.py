@@ -365,7 +365,7 @@ def test_the_names_that_a_first_line_gave_are_shown_and_records_are_no_names(
     file.write_text("dead,2024-01-31,II\nalive,2024-02-01,I\n")
     said = refused(tmp_path / "two", *given, "--response", "dead")
     assert "1 of 3 cells of its first line are dates" in said
-    assert "leave --from out, give --formula" in said
+    assert "--columns age,sex" in said
     assert not (tmp_path / "two").exists()
     file.write_text("dead,m,yes\nalive,f,no\n")
     done = fedvi("init", tmp_path / "two", *given, "--response", "dead")
@@ -375,10 +375,47 @@ def test_the_names_that_a_first_line_gave_are_shown_and_records_are_no_names(
     file.write_text("dead,II,smith\n" + "alive,I,jones\ndead,II,brown\nalive,III,hill\n" * 3)
     said = refused(tmp_path / "three", *given, "--response", "dead")
     assert "2 of the 3 cells of its first line stand again further down" in said
-    assert "leave --from out, give --formula" in said
+    assert "--columns age,sex" in said
     assert "smith" not in said
     assert "dead" not in said
     assert not (tmp_path / "three").exists()
+
+
+def test_a_file_without_names_is_drafted_by_flags_and_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_on_terminal", lambda: True)
+    file = tmp_path / "north.data"
+    file.write_text("".join(f"{i % 2}|{['I', 'II, late'][i % 4 // 2]}|x{i}\n" for i in range(40)))
+    given = ["--from", file, "--clients", "a,b", "--response", "died", "--protection", "none"]
+    said = refused(tmp_path / "no", *given)
+    assert "name them in their order: --columns age,sex,…" in said
+    assert "--separator is 'ab', expected one character" in refused(
+        tmp_path / "no", *given, "--separator", "ab"
+    )
+    given += ["--columns", "died, stage,note", "--separator", "|"]
+    # Name, kind, the look; an identifier, formula; died, stage; server, review.
+    answers = ["", "", "", "", "", "", 'level:I,"II, late"', "", ""]
+    done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
+    assert done.exit_code == 0, done.output
+    raw = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert raw["data"]["columns"] == ["died", "stage", "note"]
+    assert raw["data"]["separator"] == "|"
+    assert raw["model"]["formula"] == "died ~ stage"
+    assert raw["data"]["schema"]["stage"]["levels"] == ["I", "II, late"]
+    assert raw["clients"][0]["data"] == "../a.data"
+
+
+def test_a_column_whose_name_cannot_be_seen_leaves_the_formula_of_all(tmp_path: Path) -> None:
+    path = tmp_path / "t.npz"
+    np.savez(path, **{"a\u202eb": np.arange(9.0), "c\x7f": np.arange(9.0), "a": np.arange(9.0)})
+    given = ["--from", path, *COMMON, "--response", "a", "--kind", "linear"]
+    done = fedvi("init", tmp_path / "study", *given)
+    assert done.exit_code == 0, done.output
+    assert "'a\\u202eb' (no study may hold it: rename it)" in done.output
+    assert "\u202e" not in done.output
+    raw = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert raw["model"]["formula"] == "a ~ 1"
 
 
 def test_the_sites_files_are_called_as_the_one_that_was_read(tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Answers:
       clip_norm: of the private solver.
       settings: keys of ``[model]`` that differ from their defaults.
       separator: of the sites' files.
+      file_columns: names of all their columns, if their first lines do not have them.
       all_columns: whether the formula has all columns of a file, which a person must reduce.
       files: site → its file, relative to the study file; by default named after the site.
     """
@@ -81,6 +82,7 @@ class Answers:
     clip_norm: float | str = 1.0
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     separator: str = ","
+    file_columns: tuple[str, ...] = ()
     files: str = "{}.csv"
     all_columns: bool = False
 
@@ -278,6 +280,8 @@ def _privacy(answers: Answers) -> list[str]:
 
 def _data(answers: Answers, missing: list[str]) -> list[str]:
     lines = ["[data]", _line("separator", answers.separator)]
+    if answers.file_columns:
+        lines.append(f"columns = {toml(answers.file_columns)}")
     if answers.private or answers.max_records is not None:
         units = f"{answers.unit}s" if answers.private else "records"
         why = f"public upper bound on the {units} of any site"
@@ -384,6 +388,8 @@ def response_types(kind: str, formula: str) -> dict[str, str]:
 
 
 _TYPES = ("binary", "count", "level", "number")
+# Between commas; one that has a comma stands in quotes.
+_LEVELS = re.compile(r'\s*"([^"]*)"\s*(?=,|$)|([^,]+)')
 _SPELLINGS = (
     "write NAME=number:LOW..HIGH, NAME=count:LOW..HIGH, NAME=level:FIRST,SECOND or "
     "NAME=binary:TRUE/FALSE; what follows the colon may be left out, and stated in the file"
@@ -400,6 +406,8 @@ def parse_column(text: str) -> tuple[str, dict[str, Any]]:
     ('age', {'type': 'number', 'bounds': [18, 100]})
     >>> parse_column("ill=binary:1,2,yes/0")
     ('ill', {'type': 'binary', 'true': [1, 2, 'yes'], 'false': [0]})
+    >>> parse_column('stage=level:I, "II, late"')
+    ('stage', {'type': 'level', 'levels': ['I', 'II, late']})
     """
     name, equals, rest = text.partition("=")
     kind, colon, detail = rest.strip().partition(":")
@@ -426,7 +434,8 @@ def cells_of(table: Mapping[str, Any]) -> frozenset[str]:
 
 def _detail(name: str, kind: str, text: str) -> dict[str, Any]:
     if kind == "level":
-        return {"levels": [item.strip() for item in text.split(",") if item.strip()]}
+        items = ("".join(parts).strip() for parts in _LEVELS.findall(text))
+        return {"levels": [item for item in items if item]}
     parts = [item.strip() for item in text.split("/" if kind == "binary" else "..")]
     if kind == "binary" and len(parts) == 2 and all(parts):
         true, false = ([cell_of(cell.strip()) for cell in part.split(",")] for part in parts)

@@ -16,7 +16,7 @@ WORDS = "dead,II,north\nalive,I,south\nalive,II,east\n"
 def judged(path: Path, text: str) -> None:
     path.write_text(text)
     names = column_names(path)
-    check_names(path, names.columns, names.separator, "name them")
+    check_names(path, names.columns, names.separator)
     guess_columns(path, names.columns, columns=None, separator=names.separator)
 
 

@@ -74,9 +74,9 @@ def test_a_line_of_words_is_judged_by_what_no_column_is_called(
     assert doubt(column_names(path).columns) == (values, words)
 
 
-def test_the_flag_and_what_to_do_are_the_callers(tmp_path: Path) -> None:
+def test_the_flag_is_the_callers(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("1,2\n")
     with pytest.raises(DataError, match=r"^--from .*a\.csv does not begin") as error:
-        column_names(path, unnamed="leave it out", flag="--from")
-    assert error.value.hint == "leave it out"
+        column_names(path, flag="--from")
+    assert "--columns age,sex" in error.value.hint

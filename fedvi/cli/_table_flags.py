@@ -1,0 +1,48 @@
+"""Flags of commands that read a table: its columns' names, and what stands between its cells."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from fedvi import errors
+
+if TYPE_CHECKING:
+    from fedvi.data.names import Names
+
+__all__ = ["columns_flag", "names_of", "separator_flag"]
+
+columns_flag = click.option(
+    "--columns",
+    metavar="NAME,NAME,…",
+    help="The names of all columns, in order, if the file's first line does not have them.",
+)
+separator_flag = click.option(
+    "--separator",
+    metavar="CHARACTER",
+    help="What stands between cells. [default: as in the first line]",
+)
+
+
+def names_of(
+    path: Path | None, columns: str | None, separator: str | None, *, flag: str = ""
+) -> "Names":
+    """Returns a file's column names and separator, as flags give them or else its first line.
+
+    Without a file, as flags give them; ``columns`` must then be there.
+
+    Raises:
+      ConfigError: a flag is wrong.
+      DataError: the file cannot be read, or its first line has no names.
+    """
+    from fedvi.data.names import Names, column_names, separator_of
+
+    if separator is not None and (len(separator) != 1 or separator in '"\r\n\0'):
+        raise errors.ConfigError(
+            f"--separator is {separator!r}, expected one character", 'use "," or ";"'
+        )
+    if columns is None:
+        assert path is not None
+        return column_names(path, separator, flag=flag)
+    listed = tuple(name.strip() for name in columns.split(","))
+    return Names(listed, separator or ("," if path is None else separator_of(path)))
