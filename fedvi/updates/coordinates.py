@@ -33,7 +33,7 @@ _TYPICAL_CURVATURE = 0.1
 _LONGEST = 1.5
 # N·L⁴ over twice this is about how far a coefficient of N records of length L is off, squared, in variances
 # without noise, as on Adult.
-_ALIKE = 1e4
+_ALIKE = 2e4
 # What means over T noised rounds leave of the noise's variance, times T.
 _OVER_ROUNDS = 4.0 / 3.0
 # With fewer rounds, a survey would take more than a fifth of the budget.
@@ -73,7 +73,8 @@ class Survey(TypedDict):
       constant: the index of the column that is 1.
       unit: as above. For a row of the expected length, the contribution's norm is about 1/√2.
       emphasis: as above. It makes the count of records, on which centres and scales depend, more precise.
-      length: the root mean square of ‖x̃‖ that coordinates aim for.
+      length: the root mean square of ‖x̃‖ that coordinates aim for if there are as many records as declared.
+      records: how many records the clients of the first fold declare.
       curvature: what a typical record adds to the precision of the coefficient of a column of variance 1.
     """
 
@@ -81,6 +82,7 @@ class Survey(TypedDict):
     unit: float
     emphasis: float
     length: float
+    records: int
     curvature: float
 
 
@@ -116,6 +118,7 @@ def planned_survey(
         unit=unit,
         emphasis=emphasis,
         length=length_for(len(names), foreseen, noise_multiplier, rate, curvature),
+        records=foreseen.clients * foreseen.records,
         curvature=curvature,
     )
 
@@ -149,7 +152,11 @@ def length_for(
     ratio = noise / (records * _TYPICAL_CURVATURE / size)
     # The minimum of ratio / L² + N·L⁴ / (2 · _ALIKE).
     length = min((_ALIKE * ratio / records) ** (1.0 / 6.0), _LONGEST)
-    return length * math.sqrt(_TYPICAL_CURVATURE / curvature)
+    return length * _unit(curvature)
+
+
+def _unit(curvature: float) -> float:
+    return math.sqrt(_TYPICAL_CURVATURE / curvature)
 
 
 class Coordinates(NamedTuple):
@@ -213,9 +220,9 @@ def of_survey(
     """Makes coordinates in which all columns that exceed the noise have equal weight.
 
     With N = Σ x_c, a column has the mean μ_j = Σ x_j / N and the sum of squares s_j = Σ x_j² − N μ_j².
-    Its scale is √(N / (max(s_j, u) + p_j)), times a constant that gives rows the length in ``survey``. The
-    sd u of the noise in a sum is a floor for columns that cannot be distinguished from zero, and p_j
-    expresses the prior as a number of records.
+    Its scale is √(N / (max(s_j, u) + p_j)), times a constant that gives rows the length of ``length_for``
+    with N records. The sd u of the noise in a sum is a floor for columns that cannot be distinguished from
+    zero, and p_j expresses the prior as a number of records.
 
     Args:
       survey: its description.
@@ -233,8 +240,11 @@ def of_survey(
     seen = np.maximum(squares, noise)
     scale = np.sqrt(count / (seen + pull))
     whole = float((scale**2 * np.maximum(squares, 0.0)).sum()) / count
+    # `length_for` takes the square of the number of records to the sixth root.
+    wanted = survey["length"] * (survey["records"] / count) ** (1.0 / 3.0)
+    length = min(wanted, _LONGEST * _unit(survey["curvature"]))
     # At least 1, the approximate length of the constant column alone.
-    return Coordinates(centre, scale * survey["length"] / math.sqrt(max(whole, 1.0)), constant)
+    return Coordinates(centre, scale * length / math.sqrt(max(whole, 1.0)), constant)
 
 
 def fold_inward(at: Coordinates, fold: "Fold") -> "Fold":

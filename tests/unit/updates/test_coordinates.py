@@ -105,7 +105,7 @@ def _arrays(standing: Standing) -> list[np.ndarray]:
 
 
 LENGTH = 1.5
-SURVEY = Survey(constant=0, unit=4.0, emphasis=1.5, length=LENGTH, curvature=0.1)
+SURVEY = Survey(constant=0, unit=4.0, emphasis=1.5, length=LENGTH, records=5_000, curvature=0.1)
 
 
 def sums(x: np.ndarray) -> GaussianEta:
@@ -120,6 +120,16 @@ def test_without_noise_columns_become_centred_and_alike():
     np.testing.assert_allclose(inside[:, 1:].mean(0), 0.0, atol=1e-9)
     np.testing.assert_allclose((inside**2).mean(0), LENGTH**2 / SIZE, rtol=1e-6)
     assert np.mean((inside**2).sum(1)) == pytest.approx(LENGTH**2)
+
+
+@pytest.mark.parametrize(("there", "factor"), [(625, 2.0), (5_000, 1.0), (50, 2.0 * 1.5)])
+def test_rows_are_as_long_as_the_records_that_are_there_ask_for(there, factor):
+    """An eighth of the declared records: twice as long. 1.5 is the most."""
+    survey = {**SURVEY, "length": 0.5}
+    inside = of_survey(survey, sums(rows(1, 0, there)), 0.0, np.full(SIZE, 1e-9)).columns(
+        rows(1, 0, there).T
+    )
+    assert math.sqrt((inside**2).sum(0).mean()) == pytest.approx(0.5 * factor, rel=1e-6)
 
 
 def test_a_strong_prior_keeps_its_column_short():
@@ -161,7 +171,7 @@ def test_rows_are_shorter_where_there_is_less_noise_or_more_records():
         return length_for(10, foreseen, noise, rate, 0.1)
 
     # 4/3 · 2 · 15² / 12 of noise beside 2 · 5,000 · 0.1 / 10 of records.
-    assert length(15.0) == pytest.approx(0.5 ** (1.0 / 6.0))
+    assert length(15.0) == pytest.approx(1.0)
     for same in (length(7.5, rounds=3), length(7.5, rate=0.5), length(30.0, records=10_000)):
         assert same == pytest.approx(length(15.0))
     assert length(15.0, clients=4) == pytest.approx(length(15.0) / 2.0 ** (1.0 / 6.0))
