@@ -34,6 +34,10 @@ _LONGEST = 1.5
 # N·L⁴ over twice this is about how far a coefficient of N records of length L is off, squared, in variances
 # without noise, as on Adult.
 _ALIKE = 2e4
+# The most that noise may have as an eigenvalue, in those of the curvature; beyond, it hides directions.
+_HIDDEN = 0.15
+# The factor of a curvature in an answer, by default.
+_CURVATURE_WEIGHT = 2.0
 # What means over T noised rounds leave of the noise's variance, times T.
 _OVER_ROUNDS = 4.0 / 3.0
 # With fewer rounds, a survey would take more than a fifth of the budget.
@@ -74,7 +78,7 @@ class Survey(TypedDict):
       unit: as above. For a row of the expected length, the contribution's norm is about 1/√2.
       emphasis: as above. It makes the count of records, on which centres and scales depend, more precise.
       length: the root mean square of ‖x̃‖ that coordinates aim for if there are as many records as declared.
-      records: how many records the clients of the first fold declare.
+      noise: the variance of the noise that means over all rounds leave in one number of all clients' sum.
       curvature: what a typical record adds to the precision of the coefficient of a column of variance 1.
     """
 
@@ -82,7 +86,7 @@ class Survey(TypedDict):
     unit: float
     emphasis: float
     length: float
-    records: int
+    noise: float
     curvature: float
 
 
@@ -118,7 +122,7 @@ def planned_survey(
         unit=unit,
         emphasis=emphasis,
         length=length_for(len(names), foreseen, noise_multiplier, rate, curvature),
-        records=foreseen.clients * foreseen.records,
+        noise=_noise_left(foreseen, noise_multiplier, rate),
         curvature=curvature,
     )
 
@@ -136,7 +140,7 @@ def length_for(
     Noise asks for long rows. But the longer they are, the more records are weighed down or clipped, and
     where the model does not hold exactly, the answer is then another than that of all records: the more
     so, in standard deviations, the more records there are. The length balances what public numbers
-    foresee of both.
+    foresee of both, and keeps the noise in curvatures well below them.
 
     Args:
       size: the number of coefficients.
@@ -148,15 +152,21 @@ def length_for(
     Source: docs/proofs/noise_aware.md, which has the measurements.
     """
     records = foreseen.clients * foreseen.records
-    noise = _OVER_ROUNDS * foreseen.clients * (noise_multiplier / rate) ** 2 / foreseen.rounds
-    ratio = noise / (records * _TYPICAL_CURVATURE / size)
-    # The minimum of ratio / L² + N·L⁴ / (2 · _ALIKE).
-    length = min((_ALIKE * ratio / records) ** (1.0 / 6.0), _LONGEST)
-    return length * _unit(curvature)
+    return _length(size, _noise_left(foreseen, noise_multiplier, rate), records, curvature)
 
 
-def _unit(curvature: float) -> float:
-    return math.sqrt(_TYPICAL_CURVATURE / curvature)
+def _noise_left(foreseen: Foreseen, noise_multiplier: float, rate: float) -> float:
+    return _OVER_ROUNDS * foreseen.clients * (noise_multiplier / rate) ** 2 / foreseen.rounds
+
+
+def _length(size: int, noise: float, records: float, curvature: float) -> float:
+    told = records * _TYPICAL_CURVATURE / size  # of a coefficient, by rows of length 1
+    # The minimum of noise / (told · L²) + records · L⁴ / (2 · _ALIKE).
+    balanced = (_ALIKE * noise / (told * records)) ** (1.0 / 6.0)
+    # Noise in a symmetric matrix has eigenvalues of up to its sd × √(2D).
+    seen = math.sqrt(math.sqrt(2.0 * size * noise) / (_CURVATURE_WEIGHT * told * _HIDDEN))
+    length = min(max(balanced, seen), _LONGEST)
+    return length * math.sqrt(_TYPICAL_CURVATURE / curvature)
 
 
 class Coordinates(NamedTuple):
@@ -240,9 +250,7 @@ def of_survey(
     seen = np.maximum(squares, noise)
     scale = np.sqrt(count / (seen + pull))
     whole = float((scale**2 * np.maximum(squares, 0.0)).sum()) / count
-    # `length_for` takes the square of the number of records to the sixth root.
-    wanted = survey["length"] * (survey["records"] / count) ** (1.0 / 3.0)
-    length = min(wanted, _LONGEST * _unit(survey["curvature"]))
+    length = _length(len(scale), survey["noise"], count, survey["curvature"])
     # At least 1, the approximate length of the constant column alone.
     return Coordinates(centre, scale * length / math.sqrt(max(whole, 1.0)), constant)
 

@@ -105,7 +105,7 @@ def _arrays(standing: Standing) -> list[np.ndarray]:
 
 
 LENGTH = 1.5
-SURVEY = Survey(constant=0, unit=4.0, emphasis=1.5, length=LENGTH, records=5_000, curvature=0.1)
+SURVEY = Survey(constant=0, unit=4.0, emphasis=1.5, length=LENGTH, noise=1e9, curvature=0.1)
 
 
 def sums(x: np.ndarray) -> GaussianEta:
@@ -122,14 +122,16 @@ def test_without_noise_columns_become_centred_and_alike():
     assert np.mean((inside**2).sum(1)) == pytest.approx(LENGTH**2)
 
 
-@pytest.mark.parametrize(("there", "factor"), [(625, 2.0), (5_000, 1.0), (50, 2.0 * 1.5)])
-def test_rows_are_as_long_as_the_records_that_are_there_ask_for(there, factor):
-    """An eighth of the declared records: twice as long. 1.5 is the most."""
-    survey = {**SURVEY, "length": 0.5}
-    inside = of_survey(survey, sums(rows(1, 0, there)), 0.0, np.full(SIZE, 1e-9)).columns(
-        rows(1, 0, there).T
-    )
-    assert math.sqrt((inside**2).sum(0).mean()) == pytest.approx(0.5 * factor, rel=1e-6)
+@pytest.mark.parametrize("there", [50, 5_000])
+def test_rows_are_as_long_as_the_records_that_are_there_ask_for(there):
+    """Fewer than declared: longer, up to 1.5."""
+    x = rows(1, 0, there)
+    survey = {**SURVEY, "noise": 30.0}
+    inside = of_survey(survey, sums(x), 0.0, np.full(SIZE, 1e-9)).columns(x.T)
+    length = math.sqrt((inside**2).sum(0).mean())
+    foreseen = Foreseen(rounds=40, clients=1, records=there)
+    assert length == pytest.approx(length_for(SIZE, foreseen, 30.0, 1.0, 0.1), rel=1e-6)
+    assert (length == pytest.approx(LENGTH)) == (there == 50)
 
 
 def test_a_strong_prior_keeps_its_column_short():
@@ -166,15 +168,18 @@ def test_a_length_suits_how_much_a_record_tells():
 
 
 def test_rows_are_shorter_where_there_is_less_noise_or_more_records():
-    def length(noise: float, rate: float = 1.0, clients: int = 2, **more: int) -> float:
-        foreseen = Foreseen(**{"rounds": 12, "records": 5_000, "clients": clients} | more)
-        return length_for(10, foreseen, noise, rate, 0.1)
+    def length(noise: float, size: int = 10, rate: float = 1.0, clients: int = 2, **more: int):
+        foreseen = Foreseen(**{"rounds": 12, "records": 50_000, "clients": clients} | more)
+        return length_for(size, foreseen, noise, rate, 0.1)
 
-    # 4/3 · 2 · 15² / 12 of noise beside 2 · 5,000 · 0.1 / 10 of records.
-    assert length(15.0) == pytest.approx(1.0)
-    for same in (length(7.5, rounds=3), length(7.5, rate=0.5), length(30.0, records=10_000)):
-        assert same == pytest.approx(length(15.0))
-    assert length(15.0, clients=4) == pytest.approx(length(15.0) / 2.0 ** (1.0 / 6.0))
+    # 4/3 · 2 · 75² / 12 = 1,250 of noise beside 2 · 50,000 · 0.1 / 10 of records, at most.
+    assert length(75.0) == pytest.approx(0.25 ** (1.0 / 6.0))
+    for same in (length(37.5, rounds=3), length(37.5, rate=0.5), length(150.0, records=100_000)):
+        assert same == pytest.approx(length(75.0))
+    assert length(75.0, clients=4) == pytest.approx(length(75.0) / 2.0 ** (1.0 / 6.0))
+    # With 20 coefficients noise of sd √1,250 in a curvature has eigenvalues of up to √40 as much.
+    hidden = math.sqrt(40.0 * 1_250.0) / (2.0 * 500.0)
+    assert length(75.0, size=20) == pytest.approx(math.sqrt(hidden / 0.15))
     assert length(1e9) == 1.5
 
 
