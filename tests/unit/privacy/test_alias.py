@@ -120,6 +120,7 @@ def drawn_from(monkeypatch, name: str, cases: list) -> list[int]:
         return jnp.asarray(np.array(last, np.uint32))
 
     with monkeypatch.context() as patch, jax.disable_jit():
+        patch.setattr(jax, "vmap", lambda one: lambda rows: jnp.stack([one(row) for row in rows]))
         patch.setattr(jax.random, "fold_in", lambda key, number: int(number))
         patch.setattr(jax.random, "bits", bits)
         found = _alias.draw.__wrapped__(name, random.insecure_root(0).key("a"), len(cases))
