@@ -130,7 +130,7 @@ def open_sds(
     A study may declare little of its records, so the released curvature is used where it stands out of
     the noise: where the released posterior, which holds no noise of the mean, is much narrower than the
     prior, and the reported one, which holds it, is narrower too. Without clipping it would be narrower
-    still; by how much is hard to say where clipping leaves little, and there the declarations are used.
+    still.
     """
     planned = None if expected is None else np.asarray(expected["sds"], np.float64)
     if standing is None or planned is None or expected is None:
@@ -139,9 +139,8 @@ def open_sds(
         np.asarray(family.moments(eta)[1])
         for eta in (standing.handed_out, standing.reported, prior)
     )
-    kept = np.asarray(expected["kept"])
-    told = np.maximum(own * kept, _NARROWER * planned)
-    seen = (own < _SEEN * before) & (reported < _SAME * before) & (kept**2 >= _CLIPPED)
+    told = np.maximum(own * np.asarray(expected["kept"]), _NARROWER * planned)
+    seen = (own < _SEEN * before) & (reported < _SAME * before)
     return np.where(seen, told, planned)
 
 

@@ -333,16 +333,6 @@ def test_a_curvature_that_noise_made_is_not_taken_for_the_records() -> None:
     assert np.array_equal(found, np.array(expected["sds"]))
 
 
-def test_where_clipping_leaves_little_the_declarations_say_how_wide_an_open_fit_would_be() -> None:
-    """What clipping took was guessed a fifth off for counts with a long tail."""
-    result = run(planned(raw_plan(4.0)), sources())
-    standing, family, prior = result.standing, result.assembly.family, result.assembly.prior
-    own = np.asarray(family.moments(standing.handed_out)[1])
-    expected = {"sds": own / 2.0, "kept": [0.6, 0.6, 0.45, 0.45]}
-    found = verdicts.open_sds(family, standing, prior, expected)
-    assert found == pytest.approx(own * [0.6, 0.6, 0.5, 0.5])
-
-
 def test_no_gate_is_shut_for_a_usual_result() -> None:
     found = judged(rows(0.2, 0.2, 0.2, 0.2), contributions=Contributions({"s0": 0.4, "s1": 0.6}))
     assert found.alarms == ()
