@@ -159,11 +159,10 @@ CASES = {
             kind="negative_binomial",
             dispersion=0.2,
         ),
-        alarms="clipping is expected",
         epsilon=2.0,
     ),
     "wine, linear": Case(wine, epsilon=1.0),
-    "diabetes, survival": Case(home, alarms="clipping is expected"),
+    "diabetes, survival": Case(home),
     "adult, multinomial": Case(of(adult, **MARITAL)),
     "bank, vips": Case(
         bank,
