@@ -179,6 +179,6 @@ def _socket_of(folder: Path) -> str:
         raise errors.TransportError(
             f"no server runs on {folder}: nobody listens on its {SOCKET}",
             "name the folder of a server that runs on this machine, or use --server; of one that has "
-            "ended, `fedvi status` shows what it saved",
+            "ended, `fedvi status` shows what it saved; of a simulation, `fedvi report` shows all",
         )
     return socket_address(folder)

@@ -165,9 +165,13 @@ def _what(ratio: str) -> str:
     return f"{ratio} ratio" if ratio else "difference"
 
 
+# Larger effects, as of a ratio above 1,000, are none that a study could be about.
+_LARGEST_LOG_RATIO, _LARGEST_DIFFERENCE = math.log(1_000.0), 50.0
+
+
 def _size(effect: float, ratio: str, mark: str = "") -> str:
     """Writes an effect as a ratio above 1, or a difference, after the mark; a dash alone for none."""
-    if not math.isfinite(effect) or effect > 50.0:
+    if not effect < (_LARGEST_LOG_RATIO if ratio else _LARGEST_DIFFERENCE):
         return "–"
     return mark + (f"{math.exp(effect):.3g}" if ratio else f"{effect:.2g}")
 
