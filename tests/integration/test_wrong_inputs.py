@@ -990,7 +990,7 @@ TABLE = [
         code=3,
         said="no server runs on {d}/state: nobody listens on its admin.sock",
         hint="name the folder of a server that runs on this machine, or use --server; of one that has "
-        "ended, `fedvi status` shows what it saved",
+        "ended, `fedvi status` shows what it saved; of a simulation, `fedvi report` shows all",
     ),
     Wrong(
         "ledger of nothing",
