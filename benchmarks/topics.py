@@ -6,7 +6,6 @@
     python benchmarks/topics.py --case private       completion perplexity by epsilon, composition, recipe
     python benchmarks/topics.py --case memory        V = 50,000, K = 100, 4,096 documents a batch
     python benchmarks/topics.py --case newsgroups    private topics of real documents, and when they drown
-    python benchmarks/topics.py --case simulation    400,000 documents drawn from topics that were fitted
 
 Candidates of `speed` are processes that are held to the same cores, one unless said, and take turns.
 """
@@ -306,97 +305,19 @@ def memory() -> None:
     )
 
 
-def simulation(documents: int) -> None:
-    """Prints completion perplexity of many documents drawn from topics fitted to 20 Newsgroups."""
-    from fedvi.data import bag_of_words
-    from fedvi.models.lda import LatentDirichlet, completion_perplexity
-    from fedvi.models.topic_signal import signal_to_noise
-    from fedvi.privacy.accountants import pld
-    from fedvi.privacy.events import Gaussian, PoissonSampled, repeat
-    from fedvi.privacy.historical import moments
-
-    learnt, _ = newsgroups()
-    start = LatentDirichlet(50, VOCABULARY, length=80.0)
-    q, _ = fitted(
-        start,
-        bag_of_words(learnt, VOCABULARY, 256).records,
-        steps=30,
-        rate=1.0 / 9.0,
-        noise_multiplier=0,
-        clip_norm=np.inf,
-        averaging=0.7,
-    )
-    topics = (q.power + 1.0) / (q.power + 1.0).sum(axis=1, keepdims=True)
-    generator = np.random.default_rng(1)
-    edges = np.cumsum(topics, axis=1)
-    edges[:, -1] = 1.0
-    length, drawn = 100, documents + 1_000
-    # A topic for every word, and a word of that topic.
-    words = np.empty((drawn, length), np.int64)
-    for begin in range(0, drawn, 10_000):
-        rows = slice(begin, min(begin + 10_000, drawn))
-        count = rows.stop - rows.start
-        shares = np.cumsum(generator.dirichlet(np.full(50, 0.05), count), axis=1)
-        shares[:, -1] = 1.0
-        chosen = (generator.random((count, length, 1)) > shares[:, None]).sum(axis=2)
-        for topic in range(50):
-            mine = chosen == topic
-            words[rows][mine] = np.searchsorted(edges[topic], generator.random(int(mine.sum())))
-    starts = np.arange(drawn + 1) * length
-    ones = np.ones(words.size, np.int64)
-    cut = documents * length
-    flat = words.reshape(-1)
-    records = bag_of_words(
-        (starts[: documents + 1], flat[:cut], ones[:cut]), VOCABULARY, 100
-    ).records
-    held_out = (starts[documents:] - cut, flat[cut:], ones[cut:])
-    unseen = bag_of_words(held_out, VOCABULARY, 100).records
-    plain = unigram(
-        np.bincount(flat[:cut], minlength=VOCABULARY), np.bincount(flat[cut:], minlength=VOCABULARY)
-    )
-    truth = completion_perplexity(start, q, unseen, seed=0)
-    print(
-        f"{documents:,} documents, K = 50, 20 rounds of a twentieth; unigram {plain:.0f}, truth {truth:.0f}"
-    )
-    model = LatentDirichlet(50, VOCABULARY, length=100.0, iterations=50, seed=7)
-    plan = {"steps": 20, "rate": 0.05, "averaging": 0.6}
-
-    def shown(label: str, clip_norm: float, **privacy: Any) -> None:
-        found, noise = fitted(model, records, clip_norm=clip_norm, **plan, **privacy)
-        told = signal_to_noise(model, documents, 0.05, 20, noise, min(clip_norm, 1.0), 0.6)
-        perplexity = completion_perplexity(model, found, unseen, seed=0)
-        print(
-            f"  {label:24} sigma {noise:6.3f}: perplexity {perplexity:.0f}, signal/noise {told.ratio:.2f}",
-            flush=True,
-        )
-
-    shown("not private", np.inf, noise_multiplier=0)
-    for noise in (1.1, 1.24, 1.5, 2.0):
-        event = repeat(PoissonSampled(0.05, Gaussian(noise)), 20)
-        exact = pld("add_remove").epsilon(event, 1e-4)
-        stated = moments("add_remove").epsilon(event, 1e-4)
-        print(f"  epsilon {exact:.3f} by PLD, {stated:.2f} by moments; delta 1e-4")
-        shown("moments' noise", 0.5, noise_multiplier=noise, delta=1e-4)
-        for accountant in ("pld", "advanced", "linear"):
-            chosen = {"epsilon": stated, "delta": 1e-4, "accountant": accountant}
-            shown(f"{accountant} at epsilon {stated:.2f}", 0.5, **chosen)
-
-
 def main() -> None:
     """Runs what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set-up", action="store_true", help="make the rivals' environment")
     parser.add_argument("--python", default="python3.11", help="makes it")
-    cases = ("speed", "private", "memory", "newsgroups", "simulation")
+    cases = ("speed", "private", "memory", "newsgroups")
     parser.add_argument("--case", choices=cases, default="private")
     parser.add_argument("--rounds", type=int, default=3, help="turns of `speed`")
     parser.add_argument("--topics", type=int, nargs="+", default=[50, 100], help="K of `speed`")
     parser.add_argument(
         "--cores", type=int, nargs="+", default=[0], help="that candidates of `speed` are held to"
     )
-    parser.add_argument(
-        "--documents", type=int, help="of `private` (12,000) and `simulation` (400,000)"
-    )
+    parser.add_argument("--documents", type=int, default=12_000, help="of `private` (12,000)")
     parser.add_argument("--seeds", type=int, default=3, help="of the noise, of `private`")
     chosen = parser.parse_args()
     CACHE.mkdir(exist_ok=True)
@@ -405,13 +326,11 @@ def main() -> None:
     elif chosen.case == "speed":
         speed(chosen.rounds, chosen.topics, set(chosen.cores))
     elif chosen.case == "private":
-        private(chosen.documents or 12_000, chosen.seeds)
+        private(chosen.documents, chosen.seeds)
     elif chosen.case == "newsgroups":
         private_newsgroups()
-    elif chosen.case == "memory":
-        memory()
     else:
-        simulation(chosen.documents or 400_000)
+        memory()
 
 
 if __name__ == "__main__":

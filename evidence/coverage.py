@@ -1,18 +1,12 @@
 """How often a study's default intervals cover the truth, for the worst coefficient of each kind of columns.
 
-    python -m evidence.coverage --simulations 400
-    python -m evidence.coverage --designs skewed rare --sizes 15 --records 200 --epsilon 1 4
-
 Every simulation draws coefficients and records anew, and runs a synchronous study as `fedvi init` drafts
 it: `site_release`, `clip_norm = "auto"`, 20 rounds, prior N(0, 2.5²), substitute. Answers of the four sites
 are only ever added, so one site stands for all of them: with their records, and twice the noise of one.
 Widths are told beside those of an oracle that sees the records: sds of the normal law at their optimum.
 """
 
-import argparse
-import itertools
 import math
-import time
 from typing import NamedTuple
 
 import numpy as np
@@ -71,23 +65,6 @@ DESIGNS = {
 }
 
 
-class Cell(NamedTuple):
-    """What intervals of one cell were worth.
-
-    Attributes:
-      worst, mean: coverage of the worst coefficient, and in the mean over them.
-      width: median over coefficients of the geometric mean of sd ÷ the oracle's.
-      oracle: coverage of the oracle's worst coefficient.
-      warned: the share of runs that said of themselves that they did not converge.
-    """
-
-    worst: float
-    mean: float
-    width: float
-    oracle: float
-    warned: float
-
-
 def best(x, y):
     """Returns the posterior's mode, and sds of the normal law there, [D] both."""
     theta, prior = np.zeros(x.shape[1]), np.eye(x.shape[1]) / PRIOR_SD**2
@@ -129,8 +106,25 @@ def simulate(solver, family, design, records, rounds, seed):
     return theta, standing, x.astype(float), y
 
 
-def judged(name, size, records, epsilon, rounds, simulations):
-    """Returns the Cell of one design, and whether its study begins with a survey."""
+class Cell(NamedTuple):
+    """What intervals of one cell were worth.
+
+    Attributes:
+      hits, oracle: for each coefficient, how many runs covered the truth, and how many oracles did.
+      width: median over coefficients of the geometric mean of sd ÷ the oracle's.
+      warned: how many runs said of themselves that they did not converge.
+      surveyed: whether the study begins with a survey of the columns.
+    """
+
+    hits: list[int]
+    oracle: list[int]
+    width: float
+    warned: int
+    surveyed: bool
+
+
+def judged(name, size, records, epsilon, rounds, seeds):
+    """Runs the studies of one cell, one for each seed; returns its Cell."""
     design, square = DESIGNS[name]
     family = expfam.full_gaussian(size)
     names = ["(Intercept)", *(f"x{index}" for index in range(1, size))]
@@ -145,52 +139,19 @@ def judged(name, size, records, epsilon, rounds, simulations):
     solver = solvers.site_release(
         family, model, sampling.full(SITES * records), mechanism, foreseen=foreseen
     )
-    hits, exact, widths, warned = [], [], [], []
-    for seed in range(simulations):
+    hits, oracle, widths, warned = [], [], [], []
+    for seed in seeds:
         theta, standing, x, y = simulate(solver, family, design, records, rounds, seed)
         mean, sd = family.moments(standing.reported)
         mode, own = best(x, y)
         hits.append(np.abs(mean - theta) < 1.959964 * sd)
-        exact.append(np.abs(mode - theta) < 1.959964 * own)
+        oracle.append(np.abs(mode - theta) < 1.959964 * own)
         widths.append(np.log(sd / own))
         warned.append(not standing.surprise < SETTLED)
-    covered = np.mean(hits, axis=0)
-    width = float(np.median(np.exp(np.mean(widths, axis=0))))
-    cell = Cell(
-        covered.min(), covered.mean(), width, np.mean(exact, axis=0).min(), float(np.mean(warned))
+    return Cell(
+        np.sum(hits, axis=0).tolist(),
+        np.sum(oracle, axis=0).tolist(),
+        float(np.median(np.exp(np.mean(widths, axis=0)))),
+        sum(warned),
+        solver.survey is not None,
     )
-    return cell, solver.survey is not None
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--designs", nargs="+", choices=DESIGNS, default=list(DESIGNS))
-    parser.add_argument("--sizes", type=int, nargs="+", default=[5, 15], help="D (5 15)")
-    parser.add_argument(
-        "--records", type=int, nargs="+", default=[200, 1_000, 2_000], help="of a site"
-    )
-    parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0, 4.0], help="(1 4)")
-    parser.add_argument("--rounds", type=int, default=20, help="answers of a site (20)")
-    parser.add_argument("--simulations", type=int, default=20, help="a cell (20; 400 to judge)")
-    given = parser.parse_args()
-    print(
-        f"{SITES} sites, substitute, {given.simulations} simulations a cell: % of truths covered by 95 % "
-        "intervals, worst coefficient and mean; width ÷ the oracle's; the oracle's worst; % of runs warned"
-    )
-    cells = itertools.product(given.designs, given.sizes, given.records, given.epsilon)
-    for name, size, records, epsilon in cells:
-        began = time.monotonic()
-        cell, surveyed = judged(name, size, records, epsilon, given.rounds, given.simulations)
-        worst, mean, oracle, warned = (
-            100.0 * part for part in (cell.worst, cell.mean, cell.oracle, cell.warned)
-        )
-        print(
-            f"{name:10} D {size:3} n {records:5} ε {epsilon:3g} {'survey' if surveyed else '      '}: "
-            f"{worst:5.1f} {mean:5.1f}  {cell.width:5.2f}  {oracle:5.1f}  {warned:3.0f}   "
-            f"{time.monotonic() - began:.0f} s",
-            flush=True,
-        )
-
-
-if __name__ == "__main__":
-    main()

@@ -7,6 +7,7 @@ ALL = (
     "vips_not_private",
     "vips_logistic",
     "vips_topics",
+    "vips_many_topics",
     "vips_belief",
     "pvi_schedules",
     "pvi_damping",
@@ -18,6 +19,7 @@ ALL = (
     "d3p_batches",
     "sums_price",
     "sums_adult",
+    "coverage",
     "defaults",
     "intervals",
     "audit",
@@ -29,7 +31,4 @@ NOT_YET = (
     "result files stand in `examples/one-table`).",
     "d3p: a step beside d3p itself, Opacus and jax-privacy (`benchmarks/rivals.py`); samplers by the "
     "number of records.",
-    "VIPS: topics of 400,000 documents (`benchmarks/topics.py --case simulation`); a cut stands above.",
-    "Beyond the papers: worst coverage of default settings over simulated columns "
-    "(`python -m evidence.coverage`).",
 )

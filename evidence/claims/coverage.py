@@ -1,0 +1,144 @@
+"""How often intervals of a study with default settings cover the truth: the worst coefficient of each cell."""
+
+from evidence.base import Claim, number, of
+from evidence.figures import Chart, Line
+
+COLUMNS = {
+    "unit": "standardised, 0.5 correlated with their neighbours",
+    "bounds": "scaled by bounds, of which they fill a third",
+    "skewed": "scaled by bounds, skewed",
+    "rare": "0 or 1, of 2 % to 50 % of the records",
+    "correlated": "scaled by bounds, each 0.95 correlated with each",
+}
+SETTING = {
+    "cells": [
+        [columns, size, records, epsilon]
+        for columns in COLUMNS
+        for size in (5, 15)
+        for records in (200, 1_000, 2_000)
+        for epsilon in (1.0, 4.0)
+    ],
+    "rounds": 20,
+    "simulations": 100,
+    "sites": 4,
+    "prior_sd": 2.5,
+    "delta": 1e-5,
+    "level": 95,
+}
+
+
+def run(setting, seed):
+    from evidence import coverage
+
+    for columns, size, records, epsilon in setting["cells"]:
+        count = setting["simulations"]
+        seeds = range(seed * count, (seed + 1) * count)
+        cell = coverage.judged(columns, size, records, epsilon, setting["rounds"], seeds)
+        yield {
+            "columns": columns, "size": size, "records": records, "epsilon": epsilon,
+            "simulations": count, **cell._asdict(),
+        }  # fmt: skip
+
+
+def cells(rows):
+    """Yields each cell: its keys, % covered of the worst coefficient, the oracle's, width, % warned."""
+    for key in dict.fromkeys(tuple(row[name] for name in KEYS) for row in rows):
+        own = [row for row in rows if tuple(row[name] for name in KEYS) == key]
+        runs = sum(row["simulations"] for row in own)
+
+        def least(column, own=own, runs=runs):
+            sums = map(sum, zip(*(row[column] for row in own), strict=True))
+            return 100.0 * min(sums) / runs
+
+        width = sum(of(own, "width")) / len(own)
+        yield key, least("hits"), least("oracle"), width, 100.0 * sum(of(own, "warned")) / runs
+
+
+KEYS = ("columns", "size", "records", "epsilon")
+
+
+def numbers(rows, setting):
+    found = list(cells(rows))
+    worst = [cell[1] for cell in found]
+    over = [cell for cell in found if cell[1] > 98.0]
+    within = [cell for cell in found if 92.0 <= cell[1] <= 98.0]
+    return {
+        "count": f"{len(found)}",
+        "runs": f"{sum(row['simulations'] for row in rows) // len(found):,}",
+        "least": number(min(worst)), "most": number(max(worst)), "low": "92", "high": "98",
+        "within": f"{len(within)}", "over": f"{len(over)}",
+        "under": f"{len(found) - len(within) - len(over)}",
+        "oracle": number(min(cell[2] for cell in found)),
+        "narrow": number(min(cell[3] for cell in found)),
+        "wide": number(max(cell[3] for cell in found)),
+        "over_width": f"{number(min((c[3] for c in over), default=1.0), 2)} to "
+        f"{number(max((c[3] for c in over), default=1.0), 2)}",
+        "within_width": f"{number(min(cell[3] for cell in within), 2)} to "
+        f"{number(max(cell[3] for cell in within), 2)}",
+        "warned": number(max(cell[4] for cell in found), 2),
+    }  # fmt: skip
+
+
+def table(rows):
+    found = {key: rest for key, *rest in cells(rows)}
+    columns = list(dict.fromkeys((records, e) for _, _, records, e in found))
+    lines = []
+    for name, size in dict.fromkeys((name, size) for name, size, _, _ in found):
+        line = [COLUMNS[name], f"{size}"]
+        for records, epsilon in columns:
+            cell = found.get((name, size, records, epsilon))
+            line.append("–" if cell is None else f"{cell[0]:.1f} %, {number(cell[2], 2)}")
+        lines.append(line)
+    return ["columns", "D", *(f"{n:,} a site, ε = {e:g}" for n, e in columns)], lines
+
+
+def figure(rows):
+    found = list(cells(rows))
+    lines = []
+    for size in dict.fromkeys(key[1] for key, *_ in found):
+        for epsilon in dict.fromkeys(key[3] for key, *_ in found):
+            own = [cell for cell in found if (cell[0][1], cell[0][3]) == (size, epsilon)]
+            points = [
+                (records, [cell[1] for cell in own if cell[0][2] == records])
+                for records in dict.fromkeys(cell[0][2] for cell in own)
+            ]
+            lines.append(Line(f"{size} coefficients, ε = {epsilon:g}", points))
+    return Chart(
+        "substitute; every message is seen; bars: over kinds of columns",
+        "records of each of four sites",
+        "% of truths covered, worst coefficient", lines,
+        log_x=True, at=float(SETTING["level"]), at_name="nominal",
+    )  # fmt: skip
+
+
+CLAIM = Claim(
+    paper="Beyond the papers",
+    title="Intervals of default settings cover the truth, the worst coefficient's too",
+    source="fedvi; proof in `docs/proofs/noise_aware.md`",
+    says="A report counts the noise of its releases and what noise hides, direction by direction, so "
+    "that every coefficient's interval covers as often as it promises, of whatever columns.",
+    price="Logistic regression by `site_release` with `clip_norm = \"auto\"`, {rounds} rounds, {sites} "
+    "sites, normal prior of sd {prior_sd} as `fedvi init` drafts it; substitute a record, δ = {delta}, PLD; view: "
+    "every message is seen. Truths are drawn from a standard normal law anew in every simulation.",
+    finds="{count} cells of columns, coefficients, records and ε, {runs} simulations each. Of nominal "
+    "{level} % intervals the worst coefficient's cover the truth in {least} to {most} %, by cell; those of "
+    "an oracle that sees all records, in {oracle} % at worst. {within} cells are between {low} and "
+    "{high} %, with intervals {within_width} times as wide as the oracle's; {over} are above, with "
+    "intervals {over_width} times as wide; {under} are below. At most {warned} % of the runs of a cell "
+    "said that they had not converged.",
+    verdict="reproduced",
+    why="The worst of several coefficients is below the nominal level by chance alone, as the oracle's "
+    "shows. Where noise hides nearly all curvature (few records, many or strongly correlated columns, "
+    "small ε), intervals rest on the prior and cover more than they promise: wide and honest.",
+    alt="Line chart: coverage of the worst coefficient by records a site, four lines of coefficients and "
+    "ε, all near the nominal level or above it.",
+    setting=SETTING,
+    quick={"cells": [["unit", 5, 200, 1.0], ["rare", 5, 200, 4.0]], "simulations": 25},
+    run=run,
+    numbers=numbers,
+    table=table,
+    figure=figure,
+    seeds=(0, 1, 2, 3),
+    by="cells",
+    chosen="chosen on Adult, breast cancer and heart disease",
+)  # fmt: skip
