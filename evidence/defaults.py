@@ -12,6 +12,7 @@ import scipy.special
 import scipy.stats
 from click.testing import CliRunner
 from fedvi.cli.main import main as fedvi
+from fedvi.privacy import accountants, calibrate, events
 from fedvi.run import loading, simulate
 from fedvi.study import build
 from fedvi.study.config import load_study, parse_study
@@ -229,6 +230,7 @@ class Outcome(NamedTuple):
       width: geometric mean of posterior sd ÷ the pooled fit's.
       worst: largest |mean − pooled mean| ÷ posterior sd.
       covered: share of pooled means that 95 % intervals cover.
+      once_auc, once_likelihood: of ``one_shot`` at the same price, whose answer has no uncertainty.
     """
 
     auc: float
@@ -236,6 +238,8 @@ class Outcome(NamedTuple):
     width: float
     worst: float
     covered: float
+    once_auc: float
+    once_likelihood: float
 
 
 def drafted(table: Table, folder: pathlib.Path, seed: int, epsilon: float) -> dict[str, Any]:
@@ -284,10 +288,49 @@ def judged(mean: np.ndarray, root: np.ndarray, x: np.ndarray, y: np.ndarray) -> 
     return float(auc), float(np.where(y == 1.0, np.log(p), np.log1p(-p)).mean())
 
 
+def one_shot(
+    x: np.ndarray, y: np.ndarray, privacy: dict[str, Any], shares: float, seed: int
+) -> np.ndarray:
+    """Returns coefficients [D] from one noised sum of (y − ½)x and ¼xxᵀ: the baseline of ten lines.
+
+    Rows are shortened to the length that columns which fill a third of their bounds have; both parts weigh
+    alike; eigenvalues below the edge of the noise are lifted to it. Noise is for substituting a record, and
+    ``shares`` times as large, for as many sites that each add their own.
+    """
+    generator, size = np.random.default_rng((seed, 9)), x.shape[1]
+    length = np.sqrt(1.0 + 0.35 * (size - 1))
+    x = x * np.minimum(1.0, length / np.linalg.norm(x, axis=1))[:, None]
+    noise = shares * np.sqrt(2.0) * calibrate.calibrate(
+        lambda multiplier: events.Gaussian(multiplier, add_remove=1.0, substitute=2.0),
+        accountants.pld("substitute"), privacy["epsilon"], privacy["delta"],
+    )  # fmt: skip
+    score = x.T @ (y - 0.5) + noise * length / 2.0 * generator.normal(size=size)
+    square = generator.normal(size=(size, size))
+    sd = noise * length**2 / 4.0
+    curvature = x.T @ x / 4.0 + sd * (square + square.T) / 2.0
+    values, vectors = np.linalg.eigh(curvature)
+    lifted = np.maximum(values, sd * np.sqrt(2.0 * size))
+    return vectors @ ((vectors.T @ score) / lifted)
+
+
+def base_rate(folder: pathlib.Path, raw: dict[str, Any], response: str) -> float:
+    """Returns the mean log likelihood of the test records by the rate of the training records."""
+
+    def answers(name: str) -> list[bool]:
+        with (folder / f"{name}.csv").open(newline="") as file:
+            return [row[response] == "yes" for row in csv.DictReader(file)]
+
+    rate = np.mean([one for client in raw["clients"] for one in answers(client["name"])])
+    return float(np.mean(np.where(answers("test"), np.log(rate), np.log1p(-rate))))
+
+
 def outcome_of(
-    raw: dict[str, Any], folder: pathlib.Path, pooled: Any
+    raw: dict[str, Any], folder: pathlib.Path, pooled: Any, seed: int
 ) -> tuple[Outcome, tuple[float, float], Any, int]:
-    """Runs a study; returns what it is worth, the pooled fit's scores, the pooled fit, and D."""
+    """Runs a study; returns what it is worth, the pooled fit's scores, the pooled fit, and D.
+
+    ``seed`` draws the noise of ``one_shot``, which sees the same records at the same price.
+    """
     assembly = build.assemble(parse_study(raw))
     sources = loading.load_shards(assembly, folder)
     result = simulate.run(assembly, sources, pooled=pooled is None)
@@ -299,10 +342,19 @@ def outcome_of(
     )
     sd, best_sd = (np.linalg.norm(part, axis=1) for part in (root, best_root))
     away = np.abs(mean - best) / sd
+    train_x, train_y = (
+        np.concatenate([np.asarray(one.records[name][one.valid], float) for one in sources.values()])
+        for name in ("x", "y")
+    )
+    sites = len(sources)
+    # Of sums that one site sees, it knows its own share of the noise.
+    shares = sites if raw["privacy"]["view"] == "message" else sites / (sites - 1)
+    once = one_shot(train_x, train_y, raw["privacy"], np.sqrt(shares), seed)
     told = (
         float(np.exp(np.log(sd / best_sd).mean())),
         float(away.max()),
         float(np.mean(away < 1.96)),
+        *judged(once, np.zeros((len(once), 1)), x, y),
     )
     return (
         Outcome(*judged(mean, root, x, y), *told),
