@@ -163,8 +163,8 @@ CLAIM = Claim(
     price="Poisson batches, substitute, PLD, δ = {delta}; view: every step is seen. The ε that d3p "
     "states is for add_remove: the noise of a stated {stated_3} costs {epsilon_3} here, that of "
     "{stated_4} {epsilon_4}; its own batches, of a fixed size, cost {fixed_3} and {fixed_4}. d3p's "
-    "steps ({their_steps}, {their_batch} records, clip norm {their_clip_norm}) were run with fedvi's code, since its "
-    "figure has no numbers.",
+    "steps ({their_steps}, {their_batch} records, clip norm {their_clip_norm}) were run with fedvi's "
+    "code, since its figure has no numbers.",
     finds="Over {tables} tables the AUC is {none_area} without privacy, {true_area} by the true "
     "coefficients. Of it d3p's steps lose {d3p_4} at ε = {epsilon_4}, {d3p_3} at {epsilon_3}, "
     "{d3p_1} at {epsilon_1} and {d3p_0} at {epsilon_0}; fedvi's plain gradients {full_4}, "

@@ -8,7 +8,10 @@ NAMES = {"mnist": "MNIST", "fashion-mnist": "Fashion-MNIST"}
 READINGS = {"mnist": [99.6, 175.3], "fashion-mnist": [244.2, 305.7]}
 EPSILONS = [None, 0.5, 1.05, 2.0, 8.0]
 SETTING = {
-    "fits": [[name, epsilon] for name in NAMES for epsilon in EPSILONS],
+    "fits": [
+        *(["mnist", epsilon] for epsilon in EPSILONS),
+        *(["fashion-mnist", epsilon] for epsilon in (None, 0.5, 1.05, 8.0)),
+    ],
     "delta": 1e-5,
     "epochs": 20,
     "batch": 128,
