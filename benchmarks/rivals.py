@@ -27,12 +27,16 @@ BASE, OURS = "SVI, NumPyro 0.22, Poisson", "fedvi, integer noise, Poisson"
 
 
 class Candidate(NamedTuple):
-    """What the table calls it, whose environment it runs in ("": this one), its options, steps a turn."""
+    """What the table calls it, whose environment it runs in ("": this one), its options, steps a turn.
+
+    ``runner`` is the script that runs it, of those beside `run_fedvi.py`; left out, its environment's.
+    """
 
     label: str
     environment: str
     options: tuple[str, ...]
     steps: int
+    runner: str = ""
 
 
 def ours(steps: int, *options: str) -> list[Candidate]:
@@ -114,7 +118,7 @@ def started(case: str, candidate: Candidate) -> Any:
     name = candidate.environment or "fedvi"
     python = CACHE / name / "bin" / "python" if candidate.environment else sys.executable
     log = CACHE / "-".join(("log", name, case, *candidate.options))
-    command = [python, RUNNERS / f"run_{name}.py", case, *candidate.options]
+    command = [python, RUNNERS / f"run_{candidate.runner or name}.py", case, *candidate.options]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
     with log.open("w") as complaints:
         return subprocess.Popen(
@@ -138,21 +142,35 @@ def turn(process: Any, candidate: Candidate) -> tuple[float, float]:
     return clock / candidate.steps, processor / candidate.steps
 
 
-def measure(case: str, rounds: int) -> None:
-    """Times all candidates of a case in turn, and prints medians and their ratios."""
-    taking_part = [c for c in CASES[case] if not c.environment or has_environment(c.environment)]
-    load = os.getloadavg()[0]
+def timed(
+    case: str, candidates: list[Candidate], rounds: int
+) -> dict[Candidate, list[tuple[float, float]]]:
+    """Lets those candidates of a case that have an environment take turns; the first warms up.
+
+    Returns the seconds of a step in each turn, of the clock and of the processor.
+    """
+    CACHE.mkdir(exist_ok=True)
+    taking_part = [c for c in candidates if not c.environment or has_environment(c.environment)]
     processes = {}
     for candidate in taking_part:
-        processes[candidate.label] = started(case, candidate)
-        turn(processes[candidate.label], candidate)
-    seconds: dict[str, list[tuple[float, float]]] = {c.label: [] for c in taking_part}
+        processes[candidate] = started(case, candidate)
+        turn(processes[candidate], candidate)
+    seconds: dict[Candidate, list[tuple[float, float]]] = {c: [] for c in taking_part}
     for _ in range(rounds):
         for candidate in taking_part:
-            seconds[candidate.label].append(turn(processes[candidate.label], candidate))
+            seconds[candidate].append(turn(processes[candidate], candidate))
     for process in processes.values():
         process.stdin.close()
         process.wait()
+    return seconds
+
+
+def measure(case: str, rounds: int) -> None:
+    """Times all candidates of a case in turn, and prints medians and their ratios."""
+    load = os.getloadavg()[0]
+    seconds = {
+        candidate.label: values for candidate, values in timed(case, CASES[case], rounds).items()
+    }
     print(f"\n{case}: {TITLES[case]}")
     print(f"  load {load:.1f} before, {os.getloadavg()[0]:.1f} after; medians of {rounds} rounds")
     print(f"  {'':34} {'us a step':>12} {'of CPU':>12} {'/ SVI':>8} {'/ fedvi':>8}   range")

@@ -65,9 +65,8 @@ def pages(results: Path = RESULTS, folder: str = "evidence") -> dict[str, str]:
         anchor = _anchor(claim.title)
         verdicts.append(f"| {claim.paper} | [{claim.title}](#{anchor}) | {claim.verdict} |")
     table = "| from | claim | verdict |\n|---|---|---|\n" + "\n".join(verdicts)
-    rest = [*missing, *(f"- {line}" for line in claims.NOT_YET)]
-    last = "## Not run yet\n\nNo verdict is given on these.\n\n" + "\n".join(rest)
-    made[""] = "\n\n".join([_HEAD.strip(), table, *sections, last]) + "\n"
+    last = ["## Not run yet\n\nNo verdict is given on these.\n\n" + "\n".join(missing)]
+    made[""] = "\n\n".join([_HEAD.strip(), table, *sections, *(last if missing else [])]) + "\n"
     return made
 
 

@@ -2,6 +2,7 @@
 
 ALL = (
     "advi_abalone",
+    "advi_mixture",
     "advi_compositions",
     "vips_compositions",
     "vips_not_private",
@@ -16,19 +17,15 @@ ALL = (
     "pvi_adult",
     "pvi_aggregate",
     "d3p_step",
+    "d3p_peers",
+    "d3p_samplers",
     "d3p_batches",
+    "d3p_hierarchical",
+    "d3p_vae",
     "sums_price",
     "sums_adult",
     "coverage",
     "defaults",
     "intervals",
     "audit",
-)
-
-# Of the papers, or of this project, and without a script here.
-NOT_YET = (
-    "DP-ADVI and d3p: the mixture, the hierarchical regression and the autoencoder by ε (readings without "
-    "result files stand in `examples/one-table`).",
-    "d3p: a step beside d3p itself, Opacus and jax-privacy (`benchmarks/rivals.py`); samplers by the "
-    "number of records.",
 )

@@ -54,10 +54,10 @@ def log_density(x, weights, locations, variances):
     return np.logaddexp.reduce(parts, axis=1)
 
 
-def predictive(model, guide, params, x, draws=200):
-    """Returns the mean over points of log E_q[p(x | θ)]."""
+def predictive(model, guide, params, *data, draws=200):
+    """Returns the mean over records of log E_q[p(record | θ)]; the model has one observed site."""
     samples = guide.sample_posterior(jax.random.key(1), params, sample_shape=(draws,))
-    terms = np.asarray(log_likelihood(model, samples, x)["x"])
+    (terms,) = map(np.asarray, log_likelihood(model, samples, *data).values())
     return (np.logaddexp.reduce(terms, axis=0) - np.log(draws)).mean()
 
 

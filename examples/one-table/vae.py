@@ -41,7 +41,7 @@ def pictures(folder, part, count, seed):
     return (np.random.default_rng(seed).random(grey.shape) < grey / 255.0).astype(np.float32)
 
 
-def plain_fit(model, guide, optim, x, batch, steps):
+def plain_fit(model, guide, optim, x, batch, steps, seed=0):
     """Takes steps of NumPyro's SVI on random batches; returns the SVI and its last state."""
     svi = SVI(model, guide, optim, Trace_ELBO())
 
@@ -53,8 +53,8 @@ def plain_fit(model, guide, optim, x, batch, steps):
 
         return jax.lax.scan(step, state, keys)[0]
 
-    state = svi.init(jax.random.key(0), x[:batch])
-    return svi, run(state, x, jax.random.split(jax.random.key(2), steps))
+    state = svi.init(jax.random.key(seed), x[:batch])
+    return svi, run(state, x, jax.random.split(jax.random.key(seed + 2), steps))
 
 
 def main():

@@ -1,0 +1,142 @@
+"""DP-ADVI on a mixture of five Gaussians: predictive density by ε, beside the paper's readings."""
+
+from evidence.base import Claim, number, of, said, script
+from evidence.figures import Chart, Line
+
+KINDS = {"full": "fedvi, plain gradients", "aligned": "fedvi, aligned gradients"}
+# ε by PLD of the noise of each reading, and its mean log predictive density over five runs.
+READINGS = {"0.079": -6.671, "0.176": -5.340, "0.5": -4.695, "1.07": -4.404, "2.49": -4.287}
+SETTING = {
+    "epsilons": [None, *map(float, READINGS)],
+    "delta": 1e-3,
+    "records": 2_000,
+    "rate": 0.2,
+    "steps": 100,
+    "clip_norm": 1.0,
+    "learning_rate": 0.1,
+    "readings": READINGS,
+}
+
+
+def run(setting, seed):
+    import fedvi
+    import jax
+    import numpy as np
+    import optax
+    from numpyro.infer import SVI, Trace_ELBO, init_to_value
+    from numpyro.infer.autoguide import AutoDiagonalNormal
+
+    mixture = script("examples/one-table/mixture.py")
+    # Other points than the example's, on which settings were chosen.
+    x, test = (
+        mixture.points(count, 1_000 + 2 * seed + part)
+        for part, count in enumerate((setting["records"], mixture.HELD_OUT))
+    )
+    clusters = mixture.CLUSTERS
+    weights, variances = np.full(clusters, 1.0 / clusters), np.full(clusters, mixture.VARIANCE)
+    model = mixture.gaussian_mixture(clusters, location_scale=2.0)
+    key = jax.random.key(seed)
+    levels = {
+        "true": mixture.log_density(test, weights, mixture.CENTRES, variances).mean(),
+        "one_gaussian": mixture.log_density(test, 1.0, np.zeros((1, 2)), test.var()).mean(),
+    }
+    for epsilon in setting["epsilons"]:
+        for kind in ["none"] if epsilon is None else KINDS:
+            guide = AutoDiagonalNormal(model, init_loc_fn=init_to_value(values=mixture.start()))
+            noise, steps = 0.0, 1_000
+            if epsilon is None:
+                optim = optax.adam(optax.cosine_decay_schedule(0.05, steps))
+                svi = SVI(model, guide, optim, Trace_ELBO())
+            else:
+                steps = setting["steps"]
+                plan = fedvi.privacy.sgd(
+                    epsilon=epsilon, delta=setting["delta"], steps=steps, rate=setting["rate"],
+                    max_records=setting["records"], clip_norm=setting["clip_norm"], insecure_seed=seed,
+                )  # fmt: skip
+                noise = plan.mechanism.noise_multiplier
+                optim = optax.adam(optax.cosine_decay_schedule(setting["learning_rate"], steps))
+                svi = fedvi.DPSVI(model, guide, optim, Trace_ELBO(), plan, gradients=kind)
+            result = svi.run(key, steps, x, progress_bar=False)
+            density = mixture.predictive(model, guide, result.params, test)
+            yield {"epsilon": epsilon, "kind": kind, "noise": noise, "density": density, **levels}
+
+
+def numbers(rows, setting):
+    found = {"tables": f"{len({row['seed'] for row in rows})}"}
+    found |= {name: said(of(rows, name)) for name in ("true", "one_gaussian")}
+    found["none"] = said(of(rows, "density", kind="none"))
+    for index, (epsilon, reading) in enumerate(setting["readings"].items()):
+        found[f"epsilon_{index}"], found[f"theirs_{index}"] = epsilon, number(reading)
+        for kind in KINDS:
+            is_run = float(epsilon) in setting["epsilons"]
+            values = of(rows, "density", kind=kind, epsilon=float(epsilon)) if is_run else []
+            found[f"{kind}_{index}"] = said(values) if values else "(not run)"
+    return found
+
+
+def table(rows):
+    lines = []
+    for epsilon in dict.fromkeys(row["epsilon"] for row in rows):
+        if epsilon is None:
+            none = said(of(rows, "density", kind="none"), 4)
+            lines.append(["not private", "–", none, none, "–"])
+            continue
+        cells = [said(of(rows, "density", kind=kind, epsilon=epsilon), 4) for kind in KINDS]
+        noise = number(of(rows, "noise", epsilon=epsilon)[0])
+        lines.append([number(epsilon), noise, *cells, number(READINGS[f"{epsilon:g}"], 4)])
+    return ["ε", "noise ÷ clip norm", *KINDS.values(), "the paper, at this price"], lines
+
+
+def figure(rows):
+    epsilons = [e for e in dict.fromkeys(row["epsilon"] for row in rows) if e is not None]
+    lines = [
+        Line(title, [(e, of(rows, "density", kind=kind, epsilon=e)) for e in epsilons])
+        for kind, title in KINDS.items()
+    ]
+    lines.append(
+        Line("the paper's readings", [(e, [READINGS[f"{e:g}"]]) for e in epsilons], look=3)
+    )
+    one = of(rows, "one_gaussian")
+    level = sum(one) / len(one)
+    lines.append(
+        Line("one Gaussian, not private", [(e, [level]) for e in epsilons], look=6, dash=2)
+    )
+    none = of(rows, "density", kind="none")
+    return Chart(
+        "substitute; every step is seen; dashed and dotted: not private",
+        "ε",
+        "mean log predictive density",
+        lines,
+        log_x=True,
+        at=sum(none) / len(none),
+        at_name="not private",
+    )
+
+
+CLAIM = Claim(
+    paper="DP-ADVI",
+    title="A mixture of Gaussians is learnt privately where its noise is small",
+    source="Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; readings from the numbers that were "
+    "published with d3p's experiments (five runs, rate 0.003, 1,000 steps)",
+    says="Five Gaussians in the plane, 2,000 points, assignments summed out: the predictive density of "
+    "points held out falls as ε falls, from −4.287 at a stated ε of 10 to −6.671 at 0.1.",
+    price="The noise of each reading is priced anew: Poisson batches, substitute, PLD, δ = {delta}; "
+    "view: every step is seen. (The authors drew batches of a fixed size, which cost more.) Ours "
+    "spends the same ε in {steps} steps at rate {rate}.",
+    finds="Over {tables} tables the mean log predictive density is {none} without privacy; the true "
+    "mixture has {true}, one Gaussian for all {one_gaussian}. At ε = {epsilon_4} plain gradients "
+    "have {full_4}, where the paper reads {theirs_4}; at {epsilon_2} {full_2} ({theirs_2}), at "
+    "{epsilon_0} {full_0} ({theirs_0}). Aligned gradients: {aligned_4}, {aligned_2}, {aligned_0}.",
+    verdict="corrected",
+    why="",
+    alt="Line chart: predictive density by ε; fedvi's two lines stay between the fit without privacy "
+    "and one Gaussian, the paper's readings lie below one Gaussian at every ε.",
+    setting=SETTING,
+    quick={"epsilons": [None, 0.5, 2.49]},
+    run=run,
+    numbers=numbers,
+    table=table,
+    figure=figure,
+    by="epsilons",
+    chosen="chosen on the example's own points, which are drawn of the same mixture; these are others",
+)  # fmt: skip

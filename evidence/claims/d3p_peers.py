@@ -1,0 +1,159 @@
+"""What a private step takes with fedvi, d3p, Opacus and jax-privacy, beside NumPyro's SVI."""
+
+import statistics
+
+from evidence.base import Claim, of, said, script
+from evidence.figures import Chart, Line
+
+SETTING = {
+    "cases": ["logistic", "vae"],
+    "turns": 3,
+    "logistic_parameters": 200,
+    "vae_parameters": 688_884,
+}
+TITLES = {"logistic": "logistic regression", "vae": "autoencoder"}
+SVI, FEDVI = "SVI, NumPyro 0.22, Poisson", "fedvi, integer noise, Poisson"
+# What the text and the figure name, of each case.
+SHOWN = {
+    "svi": {"logistic": SVI, "vae": SVI},
+    "float": dict.fromkeys(TITLES, "fedvi, float noise, Poisson"),
+    "feistel": dict.fromkeys(TITLES, "fedvi, float noise, Feistel"),
+    "d3p": dict.fromkeys(TITLES, "d3p, Feistel"),
+    "ghost": {
+        "logistic": "Opacus, ghost clipping, MAP",
+        "vae": "Opacus, ghost clipping, Poisson",
+    },
+    "samples": {"logistic": "Opacus, grad samples, MAP", "vae": "Opacus, grad samples, Poisson"},
+    "jax_privacy": {
+        "logistic": "jax-privacy, fixed size, MAP",
+        "vae": "jax-privacy, microbatches of 16",
+    },
+}
+
+
+def does(case, candidate):
+    """What a candidate does, in words."""
+    options = candidate.options
+    if "svi" in options:
+        return "not private"
+    if candidate.environment == "d3p":
+        return "a gradient and a draw of latents a record; float noise"
+    if candidate.environment == "opacus":
+        how = "norms first, no gradient a record" if "ghost" in options else "a gradient a record"
+        loss = "; a plain loss, no posterior" if case == "logistic" else ""
+        return f"{how}; float noise{loss}"
+    if candidate.environment == "jax_privacy":
+        loss = "; a plain loss, no posterior" if case == "logistic" else ""
+        return f"a gradient a record; float noise{loss}"
+    noise = "float noise" if "float" in options else "integer noise"
+    return f"{'aligned gradients' if 'aligned' in options else 'full gradients'}; {noise}"
+
+
+def run(setting, seed):
+    rivals = script("benchmarks/rivals.py")
+    for case in setting["cases"]:
+        for candidate, seconds in rivals.timed(case, rivals.CASES[case], setting["turns"]).items():
+            clock, processor = map(statistics.median, zip(*seconds, strict=True))
+            yield {
+                "case": case, "candidate": candidate.label, "does": does(case, candidate),
+                "microseconds": 1e6 * clock, "processor": 1e6 * processor, "steps": candidate.steps,
+            }  # fmt: skip
+
+
+def ratios(rows, case, candidate, base):
+    """How many times the base's step a candidate's takes, in each measurement."""
+    ours, theirs = (
+        of(rows, "microseconds", case=case, candidate=name) for name in (candidate, base)
+    )
+    return [a / b for a, b in zip(ours, theirs, strict=True)]
+
+
+def ran(rows):
+    return {(row["case"], row["candidate"]) for row in rows}
+
+
+def numbers(rows, setting):
+    found = {}
+    for short, names in SHOWN.items():
+        for case, label in names.items():
+            told = "(not run)" if case not in setting["cases"] else "(left out)"
+            is_there = (case, label) in ran(rows)
+            found[f"{case}_{short}"] = (
+                said(ratios(rows, case, label, FEDVI), 2, spread=False) if is_there else told
+            )
+            found[f"{case}_{short}_svi"] = (
+                said(ratios(rows, case, label, SVI), 2, spread=False) if is_there else told
+            )
+    for case in TITLES:
+        is_run = case in setting["cases"]
+        of_svi = ratios(rows, case, FEDVI, SVI) if is_run else []
+        found[f"{case}_fedvi_svi"] = said(of_svi, 2, spread=False) if is_run else "(not run)"
+    return found
+
+
+def table(rows):
+    lines = []
+    for case, label in dict.fromkeys((row["case"], row["candidate"]) for row in rows):
+        at = {"case": case, "candidate": label}
+        what, steps = (
+            next(row[k] for row in rows if (row["case"], row["candidate"]) == (case, label))
+            for k in ("does", "steps")
+        )
+        micros = said(of(rows, "microseconds", **at), 3)
+        against = (said(ratios(rows, case, label, base), 2) for base in (SVI, FEDVI))
+        lines.append([TITLES[case], label, what, micros, *against, f"{steps:,}"])
+    return ["model", "step of", "what it does", "µs", "÷ SVI", "÷ fedvi", "steps a turn"], lines
+
+
+def figure(rows):
+    titles = {
+        "svi": "NumPyro's SVI, not private",
+        "float": "fedvi, float noise",
+        "d3p": "d3p",
+        "ghost": "Opacus, ghost clipping",
+        "samples": "Opacus, grad samples",
+        "jax_privacy": "jax-privacy",
+    }
+    lines = []
+    for short, title in titles.items():
+        points = [
+            (SETTING[f"{case}_parameters"], ratios(rows, case, label, FEDVI))
+            for case, label in SHOWN[short].items()
+            if (case, label) in ran(rows)
+        ]
+        if points:
+            lines.append(Line(title, points))
+    return Chart(
+        "time alone",
+        "parameters of the fit",
+        "time of a step ÷ fedvi's",
+        lines,
+        log_x=True,
+        log_y=True,
+        at=1.0,
+        at_name="fedvi, integer noise",
+    )
+
+
+CLAIM = Claim(
+    paper="d3p",
+    title="d3p's private step is the fast one",
+    source="Prediger et al. (2022), arXiv:2103.11648; d3p 0.2.0, Opacus 1.6.0 and jax-privacy 2.0.0, "
+    "with what they need as pinned in `benchmarks/rivals`",
+    says="On an autoencoder d3p's step is about ten times as fast as that of TensorFlow Privacy, since "
+    "all of it is compiled: gradients a record by `vmap`, clipping and noise.",
+    price="",
+    finds="",
+    verdict="not reproduced",
+    why="",
+    alt="",
+    setting=SETTING,
+    quick={"cases": ["logistic"], "turns": 1},
+    run=run,
+    numbers=numbers,
+    table=table,
+    figure=figure,
+    by="cases",
+    peers=("d3p", "opacus", "jax_privacy"),
+    chosen="the peers' own, all that was tried is in the table; each seed is a measurement",
+)
