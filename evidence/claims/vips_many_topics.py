@@ -14,7 +14,7 @@ SETTING = {
     "words": 100,
     "topics": 50,
     "vocabulary": 7_702,
-    "noises": [0.0, 1.1, 1.24, 1.5, 2.0],
+    "noises": [0.0, 1.1, 2.0],
     "rounds": 20,
     "rate": 0.05,
     "delta": 1e-4,
