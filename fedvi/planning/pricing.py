@@ -31,6 +31,8 @@ __all__ = [
 _POINTS = 8
 # The false positive rate at which a membership test is quoted.
 _FALSE_ALARMS = 0.01
+# The ε at which a plan's δ is looked up for that.
+_EPSILONS = [0.5 * step for step in range(1, 9)]
 
 
 class Price(NamedTuple):
@@ -342,10 +344,8 @@ def _meanings(assembly: Assembly, planned: events.Event) -> tuple[Meaning, ...]:
         if not accountant.supports(planned):
             continue
         right = statement.right_by_noise(accountant, planned)
-        # (ε, δ)-DP bounds the true positive rate by e^ε times the false positive rate plus δ, at every ε.
-        grid = [0.5 * step for step in range(1, 9)]
-        found = min(math.exp(e) * _FALSE_ALARMS + accountant.delta(planned, e) for e in grid)
-        rows.append(Meaning(relation, min(1.0, right), min(1.0, found)))
+        curve = [(e, accountant.delta(planned, e)) for e in _EPSILONS]
+        rows.append(Meaning(relation, min(1.0, right), statement.detected(curve, _FALSE_ALARMS)))
     return tuple(rows)
 
 
