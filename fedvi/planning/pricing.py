@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.privacy import accountants, calibrate, events, historical, sampling, statement, views
+from fedvi.privacy import accountants, calibrate, events, historical, sampling, statement
 from fedvi.privacy.sums import in_sum
 from fedvi.report import tables
 from fedvi.study.build import Assembly
@@ -371,11 +371,11 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
             "answers keep no noise, but the server sees every one of them, not only their sum"
         )
         trusted = 'if the server is trusted and all answer: view = "aggregate"'
-    # All but one of the others are honest, the default of that view.
+    # How many shares add up to the noise of the sum: all but one of the others are honest by default.
     honest = clients if trusted is fed_back else clients - 1
     return (
         Seen("message", noise, ""),
-        Seen("aggregate", views.share(noise, honest), trusted),
+        Seen("aggregate", noise / math.sqrt(honest), trusted),
         # One honest client besides the one that is priced: the fewest that can hide its answer.
-        Seen("secure_aggregate", views.share(noise, clients, 2), fed_back),
+        Seen("secure_aggregate", noise / math.sqrt(2), fed_back),
     )
