@@ -19,18 +19,7 @@ from fedvi.privacy.ledger import TABLES_SHARE
 from fedvi.privacy.sampling.feistel import Feistel, feistel
 from fedvi.privacy.sampling.poisson import Poisson, poisson
 
-__all__ = [
-    "DELTA_TOO_LARGE",
-    "FEW_RECORDS",
-    "Lever",
-    "advice",
-    "levers",
-    "power_bound",
-    "signal_to_noise",
-]
-
-DELTA_TOO_LARGE, FEW_RECORDS = 1.0, 10
-"""δ · max_records from which δ is too large, and the records below which noise hides everything."""
+__all__ = ["Lever", "advice", "levers", "power_bound", "signal_to_noise"]
 
 # δ · max_records below which δ is small enough; a gradient of a record is seldom so long.
 _DELTA_SMALL, _LONG = 0.1, 1e4
@@ -258,13 +247,13 @@ def _delta(plan: Descent, most: int) -> list[str]:
         f"Delta times max_records ({most}) is {expected:.3g}. A mechanism that publishes each record with "
         "probability delta satisfies this delta, and would publish that many records on average."
     ]
-    if expected >= DELTA_TOO_LARGE:
+    if expected >= statement.DELTA_TOO_LARGE:
         said.append(f"WARNING: delta is too large; take one below {0.1 / most:.1g}.")
     elif expected >= _DELTA_SMALL:
         said.append(f"NOTE: delta is borderline; below {0.1 / most:.1g} it would be small enough.")
     else:
         said.append("This is small enough.")
-    if most < FEW_RECORDS:
+    if most < statement.FEW_RECORDS:
         said.append(
             f"WARNING: max_records is {most}; no more are read, and the noise hides what so few say."
         )

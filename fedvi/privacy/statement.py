@@ -30,6 +30,8 @@ from fedvi.privacy.sums import (
 )
 
 __all__ = [
+    "DELTA_TOO_LARGE",
+    "FEW_RECORDS",
     "Claim",
     "LifetimeSpend",
     "Priced",
@@ -46,6 +48,9 @@ __all__ = [
     "to_text",
     "together",
 ]
+
+DELTA_TOO_LARGE, FEW_RECORDS = 1.0, 10
+"""δ · max_records from which δ is too large, and the records below which noise hides everything."""
 
 
 class LifetimeSpend(NamedTuple):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from fedvi.privacy.advising import DELTA_TOO_LARGE, FEW_RECORDS
+from fedvi.privacy.statement import DELTA_TOO_LARGE, FEW_RECORDS
 from fedvi.study.config import Study
 
 __all__ = ["implausible"]
