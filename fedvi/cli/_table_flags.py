@@ -35,9 +35,10 @@ def names_of(
       ConfigError: a flag is wrong.
       DataError: the file cannot be read, or its first line has no names.
     """
+    from fedvi.data.cells import is_separator
     from fedvi.data.names import Names, column_names, separator_of
 
-    if separator is not None and (len(separator) != 1 or separator in '"\r\n\0'):
+    if separator is not None and not is_separator(separator):
         raise errors.ConfigError(
             f"--separator is {separator!r}, expected one character", 'use "," or ";"'
         )

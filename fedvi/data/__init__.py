@@ -3,23 +3,17 @@
 from fedvi.data.arrays import checked_arrays, read_arrays
 from fedvi.data.cells import Table, Wanted, as_texts
 from fedvi.data.documents import bag_of_words, read_bag_of_words
-from fedvi.data.formula import Design, parse_formula
+from fedvi.data.formula import parse_formula
 from fedvi.data.ids import with_ids
 from fedvi.data.load import prepare_columns, prepared
-from fedvi.data.schema import Binary, Level, Number, Schema, parse_schema
+from fedvi.data.schema import parse_schema
 from fedvi.data.source import ArraySource, concatenate
-from fedvi.data.stored import StoredSource, store
+from fedvi.data.stored import store
 from fedvi.data.tables import chunks, known_rows
 from fedvi.data.units import by_unit
 
 __all__ = [
     "ArraySource",
-    "Binary",
-    "Design",
-    "Level",
-    "Number",
-    "Schema",
-    "StoredSource",
     "Table",
     "Wanted",
     "as_texts",

@@ -22,6 +22,7 @@ __all__ = [
     "as_texts",
     "count_of",
     "has_decimal_comma",
+    "is_separator",
     "no_column_hint",
     "truth_of",
 ]
@@ -85,7 +86,7 @@ class Wanted(NamedTuple):
     Attributes:
       names: the wanted columns, by their names in the file.
       columns: names of all columns of a file that has no names; None if it has.
-      separator: between the cells of a text file.
+      separator: between the cells of a text file, see ``is_separator``.
       private: whether the study states a privacy guarantee; if so, no record is refused.
       rows: how many records to return at a time.
       as_text: those of ``names`` that are compared as text, such as a patient's identifier, so that
@@ -120,6 +121,11 @@ def truth_of(code: float | str) -> bool | None:
 
 
 _COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
+
+
+def is_separator(text: str) -> bool:
+    """Whether a text can stand between cells: one character, and no quote, line break or NUL."""
+    return len(text) == 1 and text not in '"\r\n\0'
 
 
 def has_decimal_comma(text: str) -> bool:

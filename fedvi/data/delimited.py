@@ -39,16 +39,11 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     becomes a record of None, which counts as zero.
 
     Raises:
-      ConfigError: ``columns`` or ``separator`` cannot be used.
+      ConfigError: ``columns`` cannot be used.
       DataError: the file is missing, lacks a column, or is compressed and damaged; in a study without
         privacy also if a line cannot be read.
     """
     separator, private = wanted.separator, wanted.private
-    if len(separator) != 1 or separator in '"\r\n':
-        raise ConfigError(
-            f"data.separator: {separator!r}, expected one character",
-            'use ",", ";" or "\\t"; blanks around a cell are taken off anyway',
-        )
     if separator == "," and ".tsv" in path.suffixes[-2:]:
         separator = "\t"
     rows = _lone_rows(path, separator) if private else _rows(path, separator)

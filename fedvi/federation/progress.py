@@ -131,14 +131,6 @@ def _whole(progress: Progress) -> Progress:
     return progress
 
 
-def _never(progress: Progress) -> tuple[str, ...] | None:
-    return None
-
-
-def _nowhere(progress: Progress) -> StagePlace | None:
-    return None
-
-
 class Schedule(NamedTuple):
     """A schedule decides which clients work when, by pure functions of ``Progress``.
 
@@ -171,8 +163,8 @@ class Schedule(NamedTuple):
     finished: Callable[[Progress], bool]
     awaited: Callable[[Progress], tuple[str, ...]]
     view: Callable[[Progress], Progress] = _whole
-    ending: Callable[[Progress], tuple[str, ...] | None] = _never
-    place: Callable[[Progress], StagePlace | None] = _nowhere
+    ending: Callable[[Progress], tuple[str, ...] | None] = lambda progress: None
+    place: Callable[[Progress], StagePlace | None] = lambda progress: None
     barrier: bool = False
 
     def first_fold(self, clients: tuple[str, ...]) -> int:

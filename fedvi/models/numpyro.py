@@ -213,7 +213,7 @@ def numpyro_model(
         site_draws: dict[str, Any] = {}
         one = _first_run(function, placeholders(shapes, [ONE]), plate, label, site_draws)
         _check_structure(one, plate, shapes, label)
-        latents = _latents(one, plate, site_draws, label)
+        latents = _latents(one, site_draws, label)
         two = _first_run(function, placeholders(shapes, [ONE, ONE]), plate, label, {})
         _check_plate(two, plate, 2, shapes, label)
         _check_same_latents(two, latents, label)
@@ -365,7 +365,7 @@ def _check_plate(run: Run, plate: str, count: int, shapes: Mapping[str, Any], la
                 )
 
 
-def _latents(run: Run, plate: str, draws: Mapping[str, Any], label: str) -> tuple[_Latent, ...]:
+def _latents(run: Run, draws: Mapping[str, Any], label: str) -> tuple[_Latent, ...]:
     latents: list[_Latent] = []
     for name, site in run.sites.items():
         if site["type"] != "sample" or site["is_observed"]:

@@ -1,6 +1,7 @@
 """Recommends a private mode for a study, and warns of estimates dominated by noise.
 
-Reads no data: everything follows from public numbers. The results are estimates, not promises.
+Reads no data: everything follows from public numbers. The results are estimates, not promises. A plan of
+`fedvi.DPSVI` is advised in ``fedvi.privacy.advising``.
 """
 
 import dataclasses

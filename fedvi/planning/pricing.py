@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.privacy import accountants, calibrate, events, historical, sampling, statement, views
+from fedvi.privacy import accountants, calibrate, events, historical, sampling, statement
 from fedvi.privacy.sums import in_sum
 from fedvi.report import tables
 from fedvi.study.build import Assembly
@@ -31,6 +31,8 @@ __all__ = [
 _POINTS = 8
 # The false positive rate at which a membership test is quoted.
 _FALSE_ALARMS = 0.01
+# The ε at which a plan's δ is looked up for that.
+_EPSILONS = [0.5 * step for step in range(1, 9)]
 
 
 class Price(NamedTuple):
@@ -342,10 +344,8 @@ def _meanings(assembly: Assembly, planned: events.Event) -> tuple[Meaning, ...]:
         if not accountant.supports(planned):
             continue
         right = statement.right_by_noise(accountant, planned)
-        # (ε, δ)-DP bounds the true positive rate by e^ε times the false positive rate plus δ, at every ε.
-        grid = [0.5 * step for step in range(1, 9)]
-        found = min(math.exp(e) * _FALSE_ALARMS + accountant.delta(planned, e) for e in grid)
-        rows.append(Meaning(relation, min(1.0, right), min(1.0, found)))
+        curve = [(e, accountant.delta(planned, e)) for e in _EPSILONS]
+        rows.append(Meaning(relation, min(1.0, right), statement.detected(curve, _FALSE_ALARMS)))
     return tuple(rows)
 
 
@@ -371,11 +371,11 @@ def _views(assembly: Assembly) -> tuple[Seen, ...]:
             "answers keep no noise, but the server sees every one of them, not only their sum"
         )
         trusted = 'if the server is trusted and all answer: view = "aggregate"'
-    # All but one of the others are honest, the default of that view.
+    # How many shares add up to the noise of the sum: all but one of the others are honest by default.
     honest = clients if trusted is fed_back else clients - 1
     return (
         Seen("message", noise, ""),
-        Seen("aggregate", views.share(noise, honest), trusted),
+        Seen("aggregate", noise / math.sqrt(honest), trusted),
         # One honest client besides the one that is priced: the fewest that can hide its answer.
-        Seen("secure_aggregate", views.share(noise, clients, 2), fed_back),
+        Seen("secure_aggregate", noise / math.sqrt(2), fed_back),
     )

@@ -14,7 +14,7 @@ from fedvi import errors
 from fedvi.inference import solvers as solver_kinds
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
 from fedvi.updates.coordinates import Foreseen, length_for
-from fedvi.updates.statistics import step_of
+from fedvi.updates.running_means import LEFT_OUT, OVER_STEPS, squares_with, step_of
 
 __all__ = [
     "TYPICAL_SPREAD",
@@ -36,9 +36,6 @@ three sds from the mean. Bounds are stated without looking at records, so they a
 (docs/guides/hospital.md) age within 18 to 100 has 0.42, and an injury score within 1 to 75 has 0.34.
 """
 
-# The average of `site_release` omits two rounds and gives the t-th following one a weight of about t. Its
-# variance is 4/3 of that with equal weights.
-_LEFT_OUT, _SPREAD = 2, 4.0 / 3.0
 # By how much `vips` weights later answers more, if a study states nothing.
 _VIPS_EMPHASIS = 2.0
 # A clip norm at a gradient's typical length would shorten half of the gradients, and thereby bias them.
@@ -201,11 +198,11 @@ def _fresh(
     told = kept * clients * _told(numbers)
     once = numbers.prior_sd * noise * clip_norm * math.sqrt(clients) / rate
     damped = float(settings["floor"]) * numbers.prior_sd * math.sqrt(size) * once
-    left, begun = damped / (1.0 + told + damped), min(_LEFT_OUT, rounds - 1)
+    left, begun = damped / (1.0 + told + damped), min(LEFT_OUT, rounds - 1)
     times = np.arange(1.0, rounds - begun + 1.0)
     weights = times / times.sum()
     travelled = 1.0 - float((weights * left ** (times + begun)).sum())
-    averaged = once * math.sqrt(min(1.0, _SPREAD / len(times)))
+    averaged = once * math.sqrt(min(1.0, OVER_STEPS / len(times)))
     edge = numbers.prior_sd * averaged / weight * _edge(numbers)
     return Signal(told * travelled / averaged, told / edge, travelled)
 
@@ -233,7 +230,7 @@ def _summed(
     squares, left, mean = 0.0, 1.0, 1.0
     for visit in range(numbers.rounds):
         step = step_of(visit, delay=float(settings["delay"]), **given)
-        squares = (1.0 - step) ** 2 * squares + step**2
+        squares = squares_with(step, squares)
         mean += step * (left - mean)
         damped = float(settings["ridge"]) * bend * math.sqrt(squares)
         left = mean * damped / (1.0 + told + damped)
@@ -324,7 +321,7 @@ def noise_left(rounds: int, settings: Mapping[str, Any]) -> float:
     squares = 0.0
     for visit in range(rounds):
         step = step_of(visit, **given)
-        squares = (1.0 - step) ** 2 * squares + step**2
+        squares = squares_with(step, squares)
     return squares
 
 

@@ -1,6 +1,7 @@
-"""Explains in words what a plan of private descent means, and which change would help most.
+"""Says in words what a plan of `fedvi.DPSVI` means, and which change would help most.
 
-The module is not called ``advice``, since that is the name of its function in ``fedvi.privacy``.
+A study is advised in ``fedvi.planning.advice``; docs/architecture.md says why there are two places. The
+module is not called ``advice``, since that is the name of its function in ``fedvi.privacy``.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import textwrap
 from typing import Any, NamedTuple
 
 from fedvi import errors
-from fedvi.privacy import events, mechanisms
+from fedvi.privacy import events, mechanisms, statement
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.descent import Descent
@@ -20,10 +21,8 @@ from fedvi.privacy.sampling.poisson import Poisson, poisson
 
 __all__ = ["Lever", "advice", "levers", "power_bound", "signal_to_noise"]
 
-# δ · max_records from which δ is too large, and below which it is small enough.
-_DELTA_TOO_LARGE, _DELTA_SMALL = 1.0, 0.1
-# Below so few records noise hides everything; a gradient of a record is seldom so long.
-_FEW_RECORDS, _LONG = 10, 1e4
+# δ · max_records below which δ is small enough; a gradient of a record is seldom so long.
+_DELTA_SMALL, _LONG = 0.1, 1e4
 # False-alarm rates of an adversary's test.
 _FALSE_ALARMS = (0.01, 0.1)
 # The guarantee is called weak from this power on, at the last of these rates.
@@ -113,17 +112,13 @@ def power_bound(plan: Descent, false_positives: float, numbers: int | None = Non
 
     Guarantee: an adversary who sees everything that a plan's runs release, knows all other records, and
     raises a false alarm with probability at most ``false_positives`` detects a record with at most this
-    probability. It is 1 where nothing is protected. Proof: for every ε at which the releases are
-    (ε, δ(ε))-DP, the power is at most e^ε · α + δ and at most 1 − e^(−ε) · (1 − δ − α); the smallest
-    bound over a grid of ε is returned.
+    probability. It is 1 where nothing is protected. The bounds of ``statement.detected`` are taken over a
+    grid of ε.
 
     Args:
       false_positives: α, in [0, 1].
       numbers: how many numbers a step releases, which sets the share of δ for the tables of the noise;
         by default the share that calibration reserves.
-
-    Source: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1; for all ε together: Dong,
-    Roth and Su (2022), arXiv:1905.02383, Proposition 2.12.
     """
     if not 0.0 <= false_positives <= 1.0:
         raise errors.ConfigError(
@@ -138,12 +133,7 @@ def power_bound(plan: Descent, false_positives: float, numbers: int | None = Non
     for point in range(_POINTS):
         epsilon = plan.epsilon * point / _POINTS
         curve.append((epsilon, accountant.delta(event, epsilon) + spare))
-    alpha = false_positives
-    return min(
-        1.0,
-        *(math.exp(min(epsilon, 700.0)) * alpha + delta for epsilon, delta in curve),
-        *(1.0 - math.exp(-epsilon) * (1.0 - delta - alpha) for epsilon, delta in curve),
-    )
+    return statement.detected(curve, false_positives)
 
 
 def signal_to_noise(plan: Descent, numbers: int, records: int | None = None) -> float:
@@ -257,13 +247,13 @@ def _delta(plan: Descent, most: int) -> list[str]:
         f"Delta times max_records ({most}) is {expected:.3g}. A mechanism that publishes each record with "
         "probability delta satisfies this delta, and would publish that many records on average."
     ]
-    if expected >= _DELTA_TOO_LARGE:
+    if expected >= statement.DELTA_TOO_LARGE:
         said.append(f"WARNING: delta is too large; take one below {0.1 / most:.1g}.")
     elif expected >= _DELTA_SMALL:
         said.append(f"NOTE: delta is borderline; below {0.1 / most:.1g} it would be small enough.")
     else:
         said.append("This is small enough.")
-    if most < _FEW_RECORDS:
+    if most < statement.FEW_RECORDS:
         said.append(
             f"WARNING: max_records is {most}; no more are read, and the noise hides what so few say."
         )

@@ -1,7 +1,7 @@
 """States what a client may claim about the privacy of its releases."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from fedvi.errors import ConfigError
@@ -30,12 +30,15 @@ from fedvi.privacy.sums import (
 )
 
 __all__ = [
+    "DELTA_TOO_LARGE",
+    "FEW_RECORDS",
     "Claim",
     "LifetimeSpend",
     "Priced",
     "as_dict",
     "claims",
     "declarations",
+    "detected",
     "disjoint_words",
     "guessed",
     "lifetime_spend",
@@ -45,6 +48,9 @@ __all__ = [
     "to_text",
     "together",
 ]
+
+DELTA_TOO_LARGE, FEW_RECORDS = 1.0, 10
+"""δ · max_records from which δ is too large, and the records below which noise hides everything."""
 
 
 class LifetimeSpend(NamedTuple):
@@ -229,6 +235,31 @@ def right_guess(epsilon: float, delta: float) -> float:
     """
     back = math.exp(-epsilon)
     return min(1.0, (1.0 + delta * back) / (1.0 + back))
+
+
+def detected(curve: Iterable[tuple[float, float]], false_alarms: float) -> float:
+    """Bounds the power of any test that tells two neighbours apart, at a rate α of false alarms.
+
+    Of (ε, δ)-DP releases it is at most e^ε·α + δ, and at most 1 − e^(−ε)·(1 − δ − α).
+
+    Args:
+      curve: pairs (ε, δ) that all hold of the releases; the smallest bound counts.
+      false_alarms: α, in [0, 1].
+
+    Source: Kairouz, Oh and Viswanath (2015), arXiv:1311.0776, Theorem 2.1; for all ε together: Dong,
+    Roth and Su (2022), arXiv:1905.02383, Proposition 2.12.
+
+    >>> detected([(0.0, 0.1), (1.0, 0.0)], 0.01)
+    0.027182818284590453
+    """
+    found = 1.0
+    for epsilon, delta in curve:
+        found = min(
+            found,
+            math.exp(min(epsilon, 700.0)) * false_alarms + delta,
+            1.0 - math.exp(-epsilon) * (1.0 - delta - false_alarms),
+        )
+    return found
 
 
 def lifetime_spend(ledger: Ledger, cap: RdpFilter) -> LifetimeSpend:

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedvi import errors
 
-__all__ = ["epsilon_over_rounds", "pictures", "reliability", "smallest_effects", "sweep", "topics"]
+__all__ = ["epsilon_over_rounds", "reliability", "smallest_effects", "sweep", "topics"]
 
 _RATIOS = (1.02, 1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 20, 50, 100)
 
@@ -185,7 +185,8 @@ def topics(
     """
     if not told or not all(told):
         raise errors.ConfigError("there is no topic to draw, or one without words")
-    _check_columns(columns)
+    if columns < 1:
+        raise errors.ConfigError(f"columns is {columns}, expected at least 1")
     columns = min(columns, len(told))
     rows = -(-len(told) // columns)
     figure = _figure(path)
@@ -206,38 +207,6 @@ def topics(
     figure.supxlabel("probability of the word in the topic", fontsize=8)
     figure.suptitle(title, fontsize=9)
     _save(figure, path)
-
-
-def pictures(arrays: Any, title: str, path: Path, columns: int = 10) -> None:
-    """Draws arrays as small pictures with a common scale around 0, for instance weights of hidden units.
-
-    Args:
-      arrays: [K, height, width].
-      path: .png, .svg or .pdf.
-      columns: number of pictures in a row, at least 1.
-
-    Raises:
-      ConfigError: there is no array, or ``columns`` is out of its range; or as
-        ``epsilon_over_rounds``.
-    """
-    if not len(arrays):
-        raise errors.ConfigError("there is no picture to draw: arrays has length 0")
-    _check_columns(columns)
-    figure = _figure(path)
-    far = max(float(abs(arrays).max()), 1e-12)
-    rows = -(-len(arrays) // columns)
-    cells = figure.subplots(rows, columns, squeeze=False).reshape(-1)
-    for cell in cells:
-        cell.axis("off")
-    for cell, array in zip(cells, arrays, strict=False):
-        cell.imshow(array, cmap="gray", vmin=-far, vmax=far)
-    figure.suptitle(title)
-    _save(figure, path)
-
-
-def _check_columns(columns: int) -> None:
-    if columns < 1:
-        raise errors.ConfigError(f"columns is {columns}, expected at least 1")
 
 
 def _figure(path: Path) -> Any:

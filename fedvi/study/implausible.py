@@ -3,12 +3,13 @@
 import math
 from collections.abc import Iterator
 
+from fedvi.privacy.statement import DELTA_TOO_LARGE, FEW_RECORDS
 from fedvi.study.config import Study
 
 __all__ = ["implausible"]
 
-# With fewer records noise dominates; more rounds have no visible benefit.
-_FEW, _MANY = 10, 1000
+# More rounds have no visible benefit.
+_MANY = 1000
 # A clip norm this many times the typical norm never clips, and its noise dominates.
 _TIMES = 100.0
 
@@ -22,7 +23,7 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
     """
     yield from _of_delta(study)
     most, unit = study.data.max_records, study.privacy.unit
-    if study.privacy.private and most is not None and most < _FEW and unit != "client":
+    if study.privacy.private and most is not None and most < FEW_RECORDS and unit != "client":
         yield (
             f"data.max_records is {most}: no site may use more than its first {most} "
             f"{unit or 'record'}s, and the noise hides what so few say. Declare the largest number "
@@ -49,7 +50,7 @@ def _of_delta(study: Study) -> Iterator[str]:
     promise, most, of = study.privacy.promise, study.data.max_records, "data.max_records"
     if promise is not None and promise.unit == "client":
         most, of = len(study.clients), "the number of clients"
-    if promise is not None and most is not None and promise.delta * most >= 1.0:
+    if promise is not None and most is not None and promise.delta * most >= DELTA_TOO_LARGE:
         yield (
             f"privacy.delta is {promise.delta:g}, not below 1 / {of} = {1.0 / most:.3g}: "
             f"to publish a {promise.unit} picked at random would keep such a promise. "

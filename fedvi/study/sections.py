@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 import pydantic
 
 from fedvi import errors
+from fedvi.data.cells import is_separator
 from fedvi.privacy import accountants
 from fedvi.privacy.events import Relation
 
@@ -283,7 +284,7 @@ class DataSection(BaseSection):
     @pydantic.field_validator("separator")
     @classmethod
     def _separates(cls, value: str) -> str:
-        if len(value) != 1 or value in '"\r\n\0':
+        if not is_separator(value):
             raise ValueError(
                 f"data.separator is {in_short(value)}, expected one character"
                 '|use ",", ";" or "\\t"; blanks around a cell are taken off anyway'

@@ -34,6 +34,7 @@ __all__ = [
     "packed",
     "positive_part",
     "to_table",
+    "tupled",
     "unpacked",
 ]
 
@@ -270,7 +271,7 @@ def from_table(table: Mapping[str, Any]) -> Any:
     """Rebuilds a model from the result of ``to_table``."""
     module, _, name = table["model"].partition(":")
     kind = getattr(importlib.import_module(module), name)
-    return kind(**{field: _tupled(value) for field, value in table["fields"].items()})
+    return kind(**{field: tupled(value) for field, value in table["fields"].items()})
 
 
 def _listed(value: Any, name: str) -> Any:
@@ -283,8 +284,9 @@ def _listed(value: Any, name: str) -> Any:
     )
 
 
-def _tupled(value: Any) -> Any:
-    return tuple(map(_tupled, value)) if isinstance(value, list) else value
+def tupled(value: Any) -> Any:
+    """Returns a list, and those in it, as tuples; other values as they are."""
+    return tuple(map(tupled, value)) if isinstance(value, list) else value
 
 
 def packed(array: Any, block: Block) -> Any:

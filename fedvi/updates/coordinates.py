@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.updates.running_means import OVER_STEPS
 
 if TYPE_CHECKING:
     from fedvi.updates.base import Fold, Standing
@@ -38,8 +39,6 @@ _ALIKE = 2e4
 _HIDDEN = 0.15
 # The factor of a curvature in an answer, by default.
 _CURVATURE_WEIGHT = 2.0
-# What means over T noised rounds leave of the noise's variance, times T.
-_OVER_ROUNDS = 4.0 / 3.0
 # With fewer rounds, a survey would take more than a fifth of the budget.
 _ENOUGH_ROUNDS = 5
 # If the noise of one sum is a larger share of all declared records, a survey is too inaccurate.
@@ -156,7 +155,7 @@ def length_for(
 
 
 def _noise_left(foreseen: Foreseen, noise_multiplier: float, rate: float) -> float:
-    return _OVER_ROUNDS * foreseen.clients * (noise_multiplier / rate) ** 2 / foreseen.rounds
+    return OVER_STEPS * foreseen.clients * (noise_multiplier / rate) ** 2 / foreseen.rounds
 
 
 def _length(size: int, noise: float, records: float, curvature: float) -> float:

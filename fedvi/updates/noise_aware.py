@@ -15,14 +15,12 @@ from fedvi.typing import Eta
 from fedvi.updates import coordinates
 from fedvi.updates.base import Fold, Standing
 from fedvi.updates.coordinates import Survey
+from fedvi.updates.running_means import weight_of_newest
 from fedvi.updates.supported import Vanishing, supported_curvature, vanishing_forms
 from fedvi.updates.whitened_changes import PriorFrame
 
 __all__ = ["anew", "hidden_values", "of_changes", "of_sites"]
 
-# Averages leave out the first two steps, which are far from the optimum, and weight the t-th later step by
-# about t. The noise variance is 4/3 of that with equal weights, and slow early progress hardly counts.
-_LEFT_OUT, _EMPHASIS = 2, 1.0
 # The longest step in sds of the prior if there are few coordinates; else √D, the prior's own norm.
 _FARTHEST = 2.0
 # In sds: among many coordinates, the largest move by noise in a round seldom exceeds this.
@@ -157,7 +155,7 @@ def _of_sites(
     folds = 1 if before is None else before.folds + 1
     # Without noise there is nothing to average, and the newest step is the best.
     is_exact = gradient_sd == 0.0 and rate == 1.0
-    weight = 1.0 if is_exact else _newest(folds)
+    weight = 1.0 if is_exact else weight_of_newest(folds)
     sites = tree.subtract(fold.posterior, fold.known)
     curvature = sites.J
     if before is not None:
@@ -320,17 +318,11 @@ def hidden_values(values: np.ndarray, sd: float) -> np.ndarray:
     return np.asarray(values - size * sd**2 * transform)
 
 
-def _newest(folds: int) -> float:
-    """Returns the weight of the newest of T steps in their mean; 1 until two steps are left out."""
-    count = max(1, folds - _LEFT_OUT)
-    return (_EMPHASIS + 1.0) / (count + _EMPHASIS)
-
-
 def _weights_of(folds: int) -> np.ndarray:
     """Returns the weight of each of the first T steps in their mean, [T]."""
     found = np.ones(1)
     for fold in range(2, folds + 1):
-        weight = _newest(fold)
+        weight = weight_of_newest(fold)
         found = np.append((1.0 - weight) * found, weight)
     return found
 

@@ -12,8 +12,9 @@ from fedvi.expfam import tree
 from fedvi.typing import Eta
 from fedvi.updates.base import Change, Fold, Standing, Task, check_shapes
 from fedvi.updates.conjugate import Centred, ConjugateModel, StartsFrom, from_table, unpacked
+from fedvi.updates.running_means import squares_with, step_of
 
-__all__ = ["broadcast", "finish_statistics", "stand_statistics", "step_of"]
+__all__ = ["broadcast", "finish_statistics", "stand_statistics"]
 
 
 def broadcast(model: ConjugateModel, task: Task) -> Eta:
@@ -23,23 +24,6 @@ def broadcast(model: ConjugateModel, task: Task) -> Eta:
     a client before any answer makes a new version.
     """
     return model.start if task.version == 0 else _handed_out(model, task.posterior)
-
-
-def step_of(visit: int, averaging: float, delay: float, emphasis: float = 0.0) -> float:
-    """Returns ρ of an answer after ``visit`` earlier ones: ((1 + γ)/(τ0 + γ + visit))^κ, at most 1.
-
-    With κ = τ0 = 1 the t-th of T answers has a weight of about t^γ in their mean, whose noise variance is
-    (1 + γ)²/((1 + 2γ)·T) times that of one answer.
-
-    Args:
-      visit: from 0.
-      averaging: κ.
-      delay: τ0.
-      emphasis: γ.
-
-    Source: for γ > 0, Shamir and Zhang (2013), arXiv:1212.1824.
-    """
-    return float(min(1.0, ((1.0 + emphasis) / (delay + emphasis + visit)) ** averaging))
 
 
 def finish_statistics(
@@ -123,7 +107,7 @@ def stand_statistics(
     for name, eta in fold.asked.items():
         squares, visits = weights[name]
         step = step_of(int(visits), averaging, delay, emphasis)
-        weights[name] = ((1.0 - step) ** 2 * squares + step**2, visits + 1.0)
+        weights[name] = (squares_with(step, squares), visits + 1.0)
         if centred is not None:
             at = made.start if before is None else _handed_out(made, eta)
             place = family.moments(at)[0]

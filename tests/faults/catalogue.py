@@ -226,6 +226,14 @@ _PRIVACY = (
         "An entry may be taken out of a ledger unseen.",
         "unit/privacy/test_ledger.py",
     ),
+    _fault(
+        "detection-without-delta",
+        "privacy/statement.py",
+        "math.exp(min(epsilon, 700.0)) * false_alarms + delta,",
+        "math.exp(min(epsilon, 700.0)) * false_alarms,",
+        "`fedvi privacy` and advice say that a record is found less often than it can be.",
+        "unit/privacy/test_advising.py",
+    ),
 )
 
 _PROTOCOL = (
@@ -383,6 +391,15 @@ _FAMILIES = (
         "jnp.tanh(0.5 * safe) / safe",
         "Logistic regression by statistics ends at another posterior.",
         "unit/models/test_regression_statistics.py",
+    ),
+    _fault(
+        "steps-that-weigh-alike",
+        "updates/running_means.py",
+        "_EMPHASIS = 1.0",
+        "_EMPHASIS = 0.0",
+        "Slow early steps count as much as late ones, and plans take the noise of other weights.",
+        "unit/updates/test_running_means.py",
+        "unit/updates/test_noise_aware.py",
     ),
 )
 

@@ -9,12 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
 from fedvi import errors
 from fedvi.audit import profile as profiles
 from fedvi.audit import trials as worst
-from fedvi.cli.main import main
 from fedvi.data import bag_of_words
 from fedvi.expfam import tree
 from fedvi.inference import solvers
@@ -26,6 +24,7 @@ from fedvi.run import server_plan
 from fedvi.server.core import protocol
 from fedvi.study import build, factories
 from fedvi.study.config import load_study, parse_study
+from tests.commands import invoked as fedvi
 from tests.servers import running
 from tests.sites import assembled, sites_of, study_file, undisturbed, until
 from tests.studies import raw_study, run_study, split
@@ -39,10 +38,6 @@ AGGREGATE = {
     "disjoint": True,
 }
 SOLVER = {"kind": "site_release", "clip_norm": 2.0}
-
-
-def fedvi(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def written(folder: Path, **sections: Any) -> Path:

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from fedvi.cli.main import main
 from fedvi.privacy import accountants, events, ledger
 from fedvi.study.config import load_study, parse_study
+from tests.commands import invoked as fedvi
 from tests.joint_price import joint_epsilon
 
 MARK = "simulation: no guarantee"
@@ -76,14 +77,6 @@ SEEDED = {"[data]\n": "[simulation]\ninsecure_seed = 5\n[data]\n"}
 AUDIBLE = {"epsilon = 1.0\n": "epsilon = 200.0\n"}
 RECORDS = "y,age,cp\n1,50,a\n0,20,b\n1,77,a\n0,61,b\n"
 OTHERS = "y,age,cp\n1,33,b\n0,81,a\n"
-
-
-def fedvi(*arguments: object) -> Result:
-    """Runs the command in this process; standard output and error apart."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception  # a traceback is never an answer
-    return result
 
 
 def write(

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from fedvi import errors
-from fedvi.cli.main import main
 from fedvi.client.policy import parse_policy
 from fedvi.inference import solvers
 from fedvi.planning.advice import outlook
@@ -17,6 +15,7 @@ from fedvi.privacy.accountants import pld
 from fedvi.privacy.mechanisms import rounded_gaussian
 from fedvi.study import build
 from fedvi.study.config import load_study, parse_study
+from tests.commands import invoked as fedvi
 from tests.sites import study_file
 from tests.studies import raw_study, run_study, synthetic_logistic
 
@@ -40,10 +39,6 @@ def raw(solver: dict[str, Any] | None = None, **privacy: Any) -> dict[str, Any]:
 
 def assembled(**changes: Any) -> build.Assembly:
     return build.assemble(parse_study(raw(**changes)))
-
-
-def fedvi(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.mark.nightly

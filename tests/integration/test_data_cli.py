@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from fedvi.cli.main import main
 from fedvi.data.splits import skewed
+from tests.commands import invoked as fedvi
 
 HEART = "heart-disease/study-descent.toml"
 STUDY = """
@@ -40,14 +40,6 @@ age = { type = "number", bounds = [-4, 4] }
 ISS = { type = "number", bounds = [-4, 4] }
 GCS = { type = "number", bounds = [-4, 4] }
 """
-
-
-def fedvi(*arguments: object) -> Result:
-    """Runs the command in this process; a traceback is never an answer."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def done(*arguments: object) -> Result:

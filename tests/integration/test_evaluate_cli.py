@@ -8,21 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
 
-from fedvi.cli.main import main
+from tests.commands import invoked as fedvi
 from tests.studies import raw_study
 
 TRAUMA, HEART = "trauma/study.toml", "heart-disease/study-descent.toml"
 PNG = b"\x89PNG"
-
-
-def fedvi(*arguments: object) -> Result:
-    """Runs the command in this process; a traceback is never an answer."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from fedvi.cli.main import main
 from fedvi.transport import identity
 from fedvi.transport.roster import Roster
-
-
-def run(*arguments, code=0):
-    result = CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
+from tests.commands import succeeded as run
 
 
 @pytest.fixture

@@ -14,13 +14,12 @@ import jsonschema
 import numpy as np
 import pytest
 import yaml
-from click.testing import CliRunner, Result
 
 from fedvi.cli import _questions as questions
 from fedvi.cli import init as command
-from fedvi.cli.main import main
 from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.study.drafts.drafting import offered
+from tests.commands import invoked as fedvi
 from tests.conftest import ROOT
 
 STUDY_FILES = {
@@ -54,14 +53,6 @@ FORMULAS = {
 }
 COVARIATES = ["age=number:18..100", "sex=binary:m/f"]
 COMMON = ["--yes", "--clients", "north,south", "--max-records", "5000"]
-
-
-def fedvi(*arguments: object, **options: Any) -> Result:
-    """Runs the command in this process; a traceback is never an answer."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments], **options)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def flags(kind: str, *more: str) -> list[str]:

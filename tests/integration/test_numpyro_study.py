@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from scipy import optimize
 
-from fedvi.cli.main import main
 from fedvi.inference.prior_factor import base
 from fedvi.privacy import accountants, events
 from fedvi.study.build import PRIOR, assemble
 from fedvi.study.config import load_study
+from tests.commands import invoked as fedvi
 
 pytestmark = pytest.mark.numpyro
 
@@ -136,13 +135,6 @@ def records(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     y, age, cp = zip(*(line.split(",") for line in lines), strict=True)
     index = [["none", "some", "much"].index(level) for level in cp]
     return np.array(y, float), (np.array(age, float) - 50.0) / 10.0, np.array(index)
-
-
-def fedvi(*arguments: object) -> Any:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def fitted(path: Path) -> Any:

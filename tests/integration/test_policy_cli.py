@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 
-from fedvi.cli.main import main
 from fedvi.privacy import ledger
 from fedvi.store.sqlite import read_ledger
+from tests.commands import invoked as fedvi
 
 STUDY = """
 [study]
@@ -47,10 +47,6 @@ epsilon = {life}
 delta = 1e-4
 relation = "substitute"
 """
-
-
-def fedvi(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def write(folder: Path, run: float = 1.0, life: float = 3.0, model: str = "logistic") -> Path:

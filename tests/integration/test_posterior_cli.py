@@ -12,19 +12,18 @@ import jax
 import numpy as np
 import numpyro
 import pytest
-from click.testing import CliRunner, Result
 from numpyro import distributions as dist
 from numpyro.infer import Predictive
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoMultivariateNormal
 
 from fedvi.cli import _results
-from fedvi.cli.main import main
 from fedvi.results import finished, run_folder
 from fedvi.run import server_plan
 from fedvi.server.core import protocol
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from tests import forward_models
+from tests.commands import succeeded as fedvi
 from tests.integration.test_report import run_server
 from tests.joint_price import joint_epsilon
 from tests.sites import assembled, study_file
@@ -33,12 +32,6 @@ from tests.studies import raw_study
 pytestmark = pytest.mark.numpyro
 
 NUMBER = {"type": "number", "bounds": [-100, 100], "center": 0, "scale": 1}
-
-
-def fedvi(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def ended(raw: dict[str, Any], folder: Path, seed: int = 0) -> tuple[Path, Any]:

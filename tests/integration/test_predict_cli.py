@@ -10,23 +10,16 @@ import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
-from click.testing import CliRunner, Result
 
-from fedvi.cli.main import main
 from fedvi.models.lda import document_topics
 from fedvi.results import evaluation, finished, new_records
+from tests.commands import succeeded as fedvi
 from tests.integration.test_posterior_cli import ended, mixture, own
 from tests.studies import raw_study
 
 HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,who"
 ANN = "63,1,1,145,233,1,2,150,0,2.3,ann"
 EVE = "?,0,4,120,0,0,0,120,1,1,eve"
-
-
-def fedvi(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from fedvi.cli.main import main
 from fedvi.planning.pricing import pricing, with_target
 from fedvi.privacy import accountants, historical
 from fedvi.study import build
 from fedvi.study.config import load_study
+from tests.commands import invoked as fedvi
 
 STUDY = """
 [study]
@@ -55,10 +54,6 @@ def write(folder: Path, **changes: str) -> Path:
     path = folder / "study.toml"
     path.write_text(text)
     return path
-
-
-def fedvi(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 def priced(*arguments: object) -> Any:

@@ -5,21 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 
-from fedvi.cli.main import main
 from fedvi.results import public_files
 from fedvi.study.config import Study, load_study, parse_study
+from tests.commands import succeeded as fedvi
 from tests.sites import study_file
 from tests.studies import raw_study
 
 pytest.importorskip("arviz")
-
-
-def fedvi(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from PIL import Image
 
 from fedvi.cli import _results
@@ -33,6 +33,7 @@ from fedvi.store.memory import MemoryClientStore
 from fedvi.study.build import Assembly
 from fedvi.transport.memory import MemoryLink
 from tests import browser as browsers
+from tests.commands import succeeded as fedvi
 from tests.joint_price import joint_epsilon
 from tests.sites import assembled, study_file
 
@@ -43,15 +44,6 @@ browser, page = browsers.browser, browsers.page
 
 TRAUMA, HEART = "trauma/study.toml", "heart-disease/study-descent.toml"
 SITES = ("cleveland", "budapest", "switzerland", "long-beach")
-
-
-def fedvi(*arguments: object, code: int = 0) -> Result:
-    """Runs the command in this process; a traceback is never an answer."""
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == code, result.stderr
-    return result
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 from fedvi import errors
-from fedvi.cli.main import main
 from fedvi.client import policy as policies
 from fedvi.expfam import tree
 from fedvi.federation.messages import NextTask, Reply, Request
@@ -19,6 +17,7 @@ from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import parcels
 from fedvi.transport.grpc import GrpcLink
 from tests import hand
+from tests.commands import invoked as fedvi
 from tests.masked import assembled as built
 from tests.masked import raw, step_of
 from tests.servers import running
@@ -37,10 +36,6 @@ SECURE: dict[str, Any] = {
     "solver": {"kind": "site_release", "clip_norm": 2.0},
     "aggregation": {"secure": True},
 }
-
-
-def fedvi(*arguments: object) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")

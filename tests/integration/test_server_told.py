@@ -7,11 +7,9 @@ import logging
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from fedvi import errors
 from fedvi.cli import server as server_command
-from fedvi.cli.main import main
 from fedvi.federation.messages import Hello, NextTask, Offer
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
@@ -22,6 +20,7 @@ from fedvi.server.store.durable import SqliteServerStore
 from fedvi.study import build
 from fedvi.study.config import load_study
 from fedvi.study.spec import shared_parts
+from tests.commands import succeeded as fedvi
 from tests.studies import raw_study
 
 SESSION = "5" * 32
@@ -53,12 +52,6 @@ def study_file(folder: Path, **sections) -> Path:
     path = folder / "study.json"
     path.write_text(json.dumps(raw))
     return path
-
-
-def fedvi(*arguments, code=0):
-    result = CliRunner().invoke(main, [*map(str, arguments)], catch_exceptions=False)
-    assert result.exit_code == code, result.output
-    return result
 
 
 def started(study: Path, state: Path, *options: str) -> str:

@@ -11,19 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.special
-from click.testing import CliRunner, Result
 
-from fedvi.cli.main import main
 from fedvi.report.combine import combine
+from tests.commands import succeeded as fedvi
 from tests.integration.test_posterior_cli import ended, mixture
 
 pytestmark = pytest.mark.numpyro
-
-
-def fedvi(*arguments: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 def read(path: Path) -> dict[str, list[str]]:

@@ -5,17 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
-from fedvi.cli.main import main
+from tests.commands import invoked as fedvi
 
 PROMISE = {"epsilon": 4.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
 HEAD = "who,y,age,sex\n"
 GOOD = "".join(f"p{i},{i % 2},{20 + i},{'fm'[i % 3 % 2]}\n" for i in range(40))
-
-
-def fedvi(*words: object) -> Result:
-    return CliRunner().invoke(main, list(map(str, words)))
 
 
 def written(folder: Path, privacy: dict[str, Any] | None, rows: str, **data: Any) -> Path:

@@ -15,7 +15,7 @@ from fedvi.audit import draws, rates
 from fedvi.audit import profile as audit
 from fedvi.audit import trials as worst
 from fedvi.audit.draws import check_sampler
-from fedvi.privacy import events, mechanisms, sampling, views
+from fedvi.privacy import events, mechanisms, sampling
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.base import Batch, Shift
 from fedvi.privacy.sums import in_sum
@@ -163,7 +163,7 @@ def one_round(share: Any, view: str, reporting: int) -> worst.Trials:
 
 def clients(claimed: int, reporting: int, view: str) -> bool:
     """Audits one round of ten clients, of which some report, at the price for others."""
-    share = mechanisms.gaussian(views.share(1.5, 10))
+    share = mechanisms.gaussian(1.5 / math.sqrt(10))
     claim = in_sum(share.event(Shift(1.0, 1.0, 2.0)), claimed)
     pair = worst.worst_pairs(claim, "add_remove", 10)[0]
     trials = one_round(share, view, reporting)

@@ -100,7 +100,6 @@ def test_importing_the_package_imports_no_jax():
         "fedvi.privacy.accountants.rdp",
         "fedvi.privacy.filter",
         "fedvi.privacy.historical",
-        "fedvi.privacy.views",
         "fedvi.privacy.calibrate",
         "fedvi.privacy.events",
         "fedvi.privacy.ledger",

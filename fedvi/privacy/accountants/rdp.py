@@ -106,9 +106,7 @@ class Rdp:
         for order, divergence in zip(ORDERS, curve, strict=True):
             least = epsilon_at_order(order, divergence, delta)
             if beyond > 0 and least < best:
-                least = overflow.smallest_epsilon(
-                    _price(order, divergence, delta, beyond), delta, least
-                )
+                least = overflow.smallest_epsilon(_price(order, divergence, beyond), delta, least)
             best = min(best, least)
         if beyond > 0 and delta > 0 and math.isinf(best) and min(curve) < math.inf:
             raise overflow.too_much(beyond, delta, self.delta(event, overflow.LARGEST_EPSILON))
@@ -121,7 +119,7 @@ class Rdp:
         best = min(1.0, _total_variation(min(curve)) + 2 * beyond)
         for order, divergence in zip(ORDERS, curve, strict=True):
             if divergence < math.inf:
-                price = _price(order, divergence, 1.0, beyond)
+                price = _price(order, divergence, beyond)
                 best = min(best, overflow.delta_of(price, epsilon))
         return best
 
@@ -175,7 +173,7 @@ def overflow_of(event: Event) -> float:
     )
 
 
-def _price(order: float, divergence: float, delta: float, beyond: float) -> overflow.Price:
+def _price(order: float, divergence: float, beyond: float) -> overflow.Price:
     return overflow.Price(
         functools.partial(delta_at_order, order, divergence),
         functools.partial(epsilon_at_order, order, divergence),

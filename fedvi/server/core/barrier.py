@@ -49,7 +49,8 @@ def counted(spec: Any, state: Any) -> Round | None:
     """
     if not spec.schedule.barrier:
         return None
-    before, of = state.presence.round, _counted_of(state)
+    before = state.presence.round
+    of = state.turns, state.away, state.history, state.stages, state.status
     if before is None or any(was is not now for was, now in zip(before.of, of, strict=True)):
         return _anew(state, of)
     if before.answers is state.answers:
@@ -105,10 +106,6 @@ def brings_nothing(spec: Any, *states: Any) -> bool:
         for state in states
         for field in ("turns", "visits", "away", "status", "stages")
     )
-
-
-def _counted_of(state: Any) -> tuple[Any, ...]:
-    return state.turns, state.away, state.history, state.stages, state.status
 
 
 def _anew(state: Any, of: tuple[Any, ...]) -> Round:

@@ -99,7 +99,8 @@ def _proposed(spec: ServerSpec, state: ServerState) -> ServerState:
 
 def cleared(state: ServerState) -> ServerState:
     """Drops the set, signatures, openings and shares of a round that is over."""
-    left = {key: part for key, part in state.keys.items() if not _is_of_round(key)}
+    of_round = (_SET, _CERTIFIED, _SHARES, f"{_SIGNED}/", f"{_OPENED}/")
+    left = {key: part for key, part in state.keys.items() if not key.startswith(of_round)}
     return state if len(left) == len(state.keys) else state._replace(keys=left)
 
 
@@ -238,11 +239,6 @@ def _surplus(spec: ServerSpec, missing: int) -> range:
     assert spec.gather is not None
     layers = spec.gather.top_up
     return range(layers.kept(missing), len(layers.layers))
-
-
-def _is_of_round(key: str) -> bool:
-    ofs = (_SET, _CERTIFIED, _SHARES, f"{_SIGNED}/", f"{_OPENED}/")
-    return key.startswith(ofs)
 
 
 def _threshold(spec: ServerSpec) -> int:

@@ -74,10 +74,6 @@ _MAPPINGS = ("factors", "visits", "turns", "tasks", "away", "ledgers")
 _VOLATILE = ("greeted", "seen", "awaited")
 
 
-def _as_it_is(eta: Eta) -> Eta:
-    return eta
-
-
 class ServerSpec(NamedTuple):
     """What a run agrees on beforehand; public and constant.
 
@@ -117,7 +113,7 @@ class ServerSpec(NamedTuple):
     headers: Mapping[str, ledger.Header] = _NOTHING
     budget: ledger.Budget | None = None
     seeded_otherwise: str = ""
-    keep: Callable[[Eta], Eta] = _as_it_is
+    keep: Callable[[Eta], Eta] = lambda eta: eta
     stand: Callable[[Any, Fold, Standing | None], Standing] | None = None
     renews: bool = False
     gather: Gather | None = None

@@ -151,10 +151,6 @@ def _read_memory(value: Any, get: Get, like: Eta) -> Memory:
     return Memory(value["damping"], update)
 
 
-def _write_stage(end: StageEnd, put: Put) -> Any:
-    return end._asdict()
-
-
 def _read_stage(value: Any, get: Get, like: Eta) -> StageEnd:
     tuples = {name: tuple(value[name]) for name in ("visits", "turns", "away")}
     return StageEnd(**{**value, **tuples})
@@ -207,7 +203,7 @@ _task = _Form(_write_task, _read_task)
 _answer = _Form(_write_answer, _read_answer)
 _memory = _Form(_write_memory, _read_memory)
 _standing = _Form(_write_standing, _read_standing)
-_stage = _Form(_write_stage, _read_stage)
+_stage = _Form(lambda end, put: end._asdict(), _read_stage)
 
 
 class _Field(NamedTuple):

@@ -66,7 +66,7 @@ def _template() -> Any:
         span=span,
         names=_names,
         clock=_clock,
-        day=_day,
+        day=lambda seconds: time.strftime("%Y-%m-%d", time.gmtime(seconds)),
         where=where,
         remarks=remarks,
         state_of=state_of,
@@ -227,7 +227,3 @@ def _bound(value: float | None, digits: int = 4) -> str:
 def _clock(seconds: float) -> str:
     """Formats a time in UTC, since the reader's time zone may differ from the server's."""
     return time.strftime("%H:%M:%S", time.gmtime(seconds))
-
-
-def _day(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d", time.gmtime(seconds))

@@ -10,7 +10,7 @@ from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
 from fedvi.study.spec import regressions
 from fedvi.updates.abilities import ability
-from fedvi.updates.conjugate import ConjugateModel, FromFile
+from fedvi.updates.conjugate import ConjugateModel, FromFile, tupled
 
 __all__ = ["model_of"]
 
@@ -52,7 +52,7 @@ def model_of(study: Study) -> Any:
 @functools.lru_cache(maxsize=8)
 def _made(kind: str, arguments: str) -> Any:
     factory = factories.find("model", kind, models)
-    given = {name: _tupled(value) for name, value in json.loads(arguments).items()}
+    given = {name: tupled(value) for name, value in json.loads(arguments).items()}
     made = factories.call("model", KindSection(kind=kind, **given), factory, {}, ConjugateModel)
     if not isinstance(made, FromFile):
         raise errors.ConfigError(
@@ -66,7 +66,3 @@ def _made(kind: str, arguments: str) -> Any:
             "of `latent_dirichlet` write distinct = …, the most distinct words of a document",
         )
     return made
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(map(_tupled, value)) if isinstance(value, list) else value

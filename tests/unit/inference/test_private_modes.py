@@ -5,6 +5,7 @@ the sum of its v, clipped to ±C, and nothing else to speak of.
 """
 
 import json
+import math
 from functools import partial
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference import solvers
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers import _clipped_changes
-from fedvi.privacy import events, mechanisms, random, sampling, views
+from fedvi.privacy import events, mechanisms, random, sampling
 from fedvi.transport import codec
 from fedvi.typing import IDS
 from fedvi.updates.base import Shard, Task
@@ -220,7 +221,7 @@ def test_every_part_has_randomness_of_its_own_and_none_of_the_noise(name):
 
 def test_the_event_is_the_price_of_one_message_and_sampling_is_refused():
     found = made("perturbed_update", noise=3.0 / np.sqrt(8))
-    assert found.cost == events.Gaussian(views.share(3.0, 8), add_remove=2.0, substitute=2.0)
+    assert found.cost == events.Gaussian(3.0 / math.sqrt(8), add_remove=2.0, substitute=2.0)
     assert isinstance(made("virtual_clients").cost, events.Gaussian)
     for name in MODES:
         with pytest.raises(errors.SolverError, match="expected full"):

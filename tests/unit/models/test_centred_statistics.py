@@ -16,7 +16,8 @@ from fedvi.server.store import state_cells
 from fedvi.updates.base import Fold
 from fedvi.updates.conjugate import from_table, to_table
 from fedvi.updates.noise_aware import anew
-from fedvi.updates.statistics import stand_statistics, step_of
+from fedvi.updates.running_means import step_of
+from fedvi.updates.statistics import stand_statistics
 from tests.vips import federate, shard_of
 
 SIZE, RECORDS = 3, 60
@@ -116,20 +117,6 @@ def test_clients_with_centres_of_their_own_add_up_exactly():
     total = sum(curvatures)
     np.testing.assert_allclose(q.J, CENTRED.prior.J + total, rtol=1e-12)
     np.testing.assert_allclose(q.h, total @ optimum, rtol=1e-12)
-
-
-def test_the_weights_of_a_running_mean_grow_as_their_power():
-    for emphasis in (0.0, 2.0, 3.0):
-        weights = np.zeros(0)
-        for visit in range(400):
-            step = step_of(visit, 1.0, 1.0, emphasis)
-            weights = np.append((1.0 - step) * weights, step)
-        assert weights.sum() == pytest.approx(1.0)
-        assert weights[399] / weights[199] == pytest.approx(2.0**emphasis, rel=0.02)
-        spent = (1.0 + emphasis) ** 2 / (1.0 + 2.0 * emphasis) / 400
-        assert (weights**2).sum() == pytest.approx(spent, rel=0.02)
-    assert [step_of(visit, 0.6, 5.0) for visit in (0, 3)] == [5.0**-0.6, 8.0**-0.6]
-    assert step_of(7, 0.0, 1.0, 2.0) == 1.0
 
 
 @pytest.mark.parametrize("delay", [1.0, 4.0])

@@ -13,7 +13,8 @@ from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
 from fedvi.updates.base import Fold, Task
 from fedvi.updates.conjugate import packed, to_table
 from fedvi.updates.noise_aware import anew
-from fedvi.updates.statistics import broadcast, finish_statistics, stand_statistics, step_of
+from fedvi.updates.running_means import step_of
+from fedvi.updates.statistics import broadcast, finish_statistics, stand_statistics
 
 SIZE = 2
 FAMILY = expfam.full_gaussian(SIZE)
@@ -62,20 +63,6 @@ def test_an_answer_of_other_arrays_is_refused(changed):
     value = {"h": np.zeros(2), "J": np.zeros(3), **changed}
     with pytest.raises(errors.ProtocolError, match=r"holds arrays"):
         finish_statistics(value, task(), weights=WEIGHTS, rate=1.0, **settings())
-
-
-@pytest.mark.parametrize(
-    ("visit", "averaging", "delay", "step"),
-    [
-        (0, 1.0, 1.0, 1.0),
-        (3, 1.0, 1.0, 0.25),
-        (9, 0.0, 1.0, 1.0),
-        (3, 0.5, 1.0, 0.5),
-        (0, 1.0, 4.0, 0.25),
-    ],
-)
-def test_an_answer_weighs_less_the_more_there_were(visit, averaging, delay, step):
-    assert step_of(visit, averaging, delay) == pytest.approx(step)
 
 
 @pytest.mark.parametrize(("averaging", "weights"), [(1.0, [0.25] * 4), (0.0, [0.0, 0.0, 0.0, 1.0])])
