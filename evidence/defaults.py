@@ -343,7 +343,9 @@ def outcome_of(
     sd, best_sd = (np.linalg.norm(part, axis=1) for part in (root, best_root))
     away = np.abs(mean - best) / sd
     train_x, train_y = (
-        np.concatenate([np.asarray(one.records[name][one.valid], float) for one in sources.values()])
+        np.concatenate(
+            [np.asarray(one.records[name][one.valid], float) for one in sources.values()]
+        )
         for name in ("x", "y")
     )
     sites = len(sources)

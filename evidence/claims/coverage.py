@@ -1,4 +1,4 @@
-"""How often intervals of a study with default settings cover the truth: the worst coefficient of each cell."""
+"""How often intervals of default settings cover the truth, for the worst coefficient of each cell."""
 
 from evidence.base import Claim, number, of
 from evidence.figures import Chart, Line
@@ -118,8 +118,8 @@ CLAIM = Claim(
     says="A report counts the noise of its releases and what noise hides, direction by direction, so "
     "that every coefficient's interval covers as often as it promises, of whatever columns.",
     price="Logistic regression by `site_release` with `clip_norm = \"auto\"`, {rounds} rounds, {sites} "
-    "sites, normal prior of sd {prior_sd} as `fedvi init` drafts it; substitute a record, δ = {delta}, PLD; view: "
-    "every message is seen. Truths are drawn from a standard normal law anew in every simulation.",
+    "sites, normal prior of sd {prior_sd} as `fedvi init` drafts it; substitute a record, δ = {delta}, PLD; "
+    "view: every message is seen. Truths are drawn from a standard normal law anew in every simulation.",
     finds="{count} cells of columns, coefficients, records and ε, {runs} simulations each. Of nominal "
     "{level} % intervals the worst coefficient's cover the truth in {least} to {most} %, by cell; those of "
     "an oracle that sees all records, in {oracle} % at worst. {within} cells are between {low} and "

@@ -116,7 +116,8 @@ def table(rows):
             lines[-1] += [number(max(of(rows, "worst", **at)), 2)]
     heads = [
         "table", "view", "AUC", "one release", "pooled, not private", "mean log-likelihood",
-        "one release", "pooled, not private", "width ÷ pooled", "pooled means covered, %", "farthest, own sds",
+        "one release", "pooled, not private", "width ÷ pooled", "pooled means covered, %",
+        "farthest, own sds",
     ]  # fmt: skip
     return heads, lines
 
@@ -163,8 +164,8 @@ CLAIM = Claim(
     "means, by table; the farthest is {message_judged_worst} and {aggregate_judged_worst} of its own sds "
     "away. On the {chosen} tables that settings were chosen on, the AUC lacks {message_chosen_auc} and "
     "{aggregate_chosen_auc}. A single release of moments at the same price (a baseline of ten lines) has a "
-    "smaller AUC in {ahead_auc} of {pairs} settings and a smaller likelihood in {ahead_likelihood}; where it "
-    "is ahead, by at most {once_most} in AUC. Predicting the rate of the training records (not private) has "
+    "smaller AUC in {ahead_auc} of {pairs} settings and a smaller likelihood in {ahead_likelihood}; where "
+    "it is ahead, by at most {once_most} in AUC. Predicting the rate of the training records (not private) has "
     "a larger likelihood in {below_base}.",
     verdict="corrected",
     why="It holds of the three tables with tens of thousands of records. With a thousand patients, of "
