@@ -180,7 +180,6 @@ CLAIM = Claim(
     numbers=numbers,
     table=table,
     figure=figure,
-    seeds=(0, 1, 2, 3, 4),
     by="epsilons",
     chosen="fedvi's on the example's table, d3p's by its authors; these are other tables",
 )  # fmt: skip
