@@ -1,6 +1,5 @@
 """What a claim is, how it is run, and the result file that figure, table and text are drawn from."""
 
-import contextlib
 import importlib
 import importlib.util
 import json
@@ -32,7 +31,6 @@ __all__ = [
     "Setting",
     "load",
     "of",
-    "one_core",
     "plain",
     "run",
     "said",
@@ -144,23 +142,6 @@ def python_of(peer: str) -> Path | None:
     """Returns the interpreter of a peer's environment, which `benchmarks/rivals.py` makes."""
     found = ROOT / ".benchmarks" / peer / "bin" / "python"
     return found if found.exists() else None
-
-
-@contextlib.contextmanager
-def one_core() -> Iterator[None]:
-    """Holds this process, and those that it starts meanwhile, to one core, where the system can.
-
-    So no candidate's threads wait for a core that other work has.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(cores)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, cores)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What drawing a batch takes, by the number of records."""
 
-from evidence.base import Claim, of, one_core, said, script
+from evidence.base import Claim, of, said
 from evidence.figures import Chart, Line
 
 NAMES = {
@@ -21,12 +21,11 @@ SETTING = {
 
 
 def run(setting, seed):
-    import statistics
+    from evidence import turns
 
-    rivals = script("benchmarks/rivals.py")
     for records in setting["records"]:
         candidates = [
-            rivals.Candidate(
+            turns.rivals().Candidate(
                 name,
                 name if name in ("d3p", "opacus") else "",
                 (name, f"{records}"),
@@ -35,12 +34,11 @@ def run(setting, seed):
             )
             for name in NAMES
         ]
-        with one_core():
-            found = rivals.timed(f"{setting['batch']}", candidates, setting["turns"])
-        for candidate, seconds in found.items():
+        found = turns.timed(f"{records}", f"{setting['batch']}", candidates, setting["turns"])
+        for candidate, (microseconds, clock) in found.items():
             yield {
                 "records": records, "sampler": candidate.label, "draws": candidate.steps,
-                "microseconds": 1e6 * statistics.median(used for _, used in seconds),
+                "microseconds": microseconds, "clock": clock,
             }  # fmt: skip
 
 

@@ -1,0 +1,38 @@
+"""Candidates of `benchmarks/rivals.py`, which take turns, each held to one core."""
+
+import functools
+import statistics
+from typing import Any
+
+from evidence.base import script
+
+__all__ = ["rivals", "timed"]
+
+_running: dict[str, Any] = {}
+
+
+@functools.cache
+def rivals() -> Any:
+    """The script that starts candidates and times them."""
+    return script("benchmarks/rivals.py")
+
+
+def timed(
+    name: str, case: str, candidates: list[Any], turns: int
+) -> dict[Any, tuple[float, float]]:
+    """Returns the median microseconds of a candidate's step: of the processor, and of the clock.
+
+    Processes of one name serve all seeds of it, and end when the next name comes.
+    """
+    if name not in _running:
+        for processes in _running.values():
+            rivals().closed(processes)
+        _running.clear()
+        _running[name] = rivals().opened(case, candidates, one_core=True)
+    return {
+        candidate: (
+            1e6 * statistics.median(used for _, used in seconds),
+            1e6 * statistics.median(clock for clock, _ in seconds),
+        )
+        for candidate, seconds in rivals().timed(_running[name], turns).items()
+    }
