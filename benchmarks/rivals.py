@@ -183,6 +183,7 @@ def closed(processes: dict[Candidate, Any]) -> None:
     for process in processes.values():
         process.stdin.close()
         process.wait()
+        process.stdout.close()
 
 
 def measure(case: str, rounds: int) -> None:

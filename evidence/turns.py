@@ -6,9 +6,9 @@ from typing import Any
 
 from evidence.base import script
 
-__all__ = ["rivals", "timed"]
+__all__ = ["end", "rivals", "running", "timed"]
 
-_running: dict[str, Any] = {}
+_running: dict[str, dict[Any, Any]] = {}
 
 
 @functools.cache
@@ -25,14 +25,23 @@ def timed(
     Processes of one name serve all seeds of it, and end when the next name comes.
     """
     if name not in _running:
-        for processes in _running.values():
-            rivals().closed(processes)
-        _running.clear()
+        end()
         _running[name] = rivals().opened(case, candidates, one_core=True)
     return {
         candidate: (
             1e6 * statistics.median(used for _, used in seconds),
             1e6 * statistics.median(clock for clock, _ in seconds),
         )
-        for candidate, seconds in rivals().timed(_running[name], turns).items()
+        for candidate, seconds in rivals().timed(running(), turns).items()
     }
+
+
+def running() -> dict[Any, Any]:
+    """The processes of the present name, by candidate."""
+    return next(iter(_running.values()), {})
+
+
+def end() -> None:
+    """Ends them."""
+    rivals().closed(running())
+    _running.clear()
