@@ -1,6 +1,7 @@
 """What a private step takes with fedvi, d3p, Opacus and jax-privacy, beside NumPyro's SVI."""
 
 from evidence.base import Claim, of, said
+from evidence.claims.d3p_samplers import told
 from evidence.figures import Chart, Line
 
 SETTING = {
@@ -80,9 +81,9 @@ def numbers(rows, setting):
 
     def tell(name, case, label, base):
         is_there = {(case, label), (case, base)} <= ran(rows)
-        told = "(left out)" if case in setting["cases"] else "(not run)"
+        absent = "(left out)" if case in setting["cases"] else "(not run)"
         found[f"{case}_{name}"] = (
-            said(ratios(rows, case, label, base), 2, spread=False) if is_there else told
+            said(ratios(rows, case, label, base), 2, spread=False) if is_there else absent
         )
 
     for short, names in SHOWN.items():
@@ -105,10 +106,10 @@ def table(rows):
             next(row[k] for row in rows if (row["case"], row["candidate"]) == (case, label))
             for k in ("does", "steps")
         )
-        micros = said(of(rows, "microseconds", **at), 3)
+        took = told(of(rows, "microseconds", **at))
         against = (said(ratios(rows, case, label, base), 2) for base in (SVI, FEDVI))
-        lines.append([TITLES[case], label, what, micros, *against, f"{steps:,}"])
-    return ["model", "step of", "what it does", "µs", "÷ SVI", "÷ fedvi", "steps a turn"], lines
+        lines.append([TITLES[case], label, what, took, *against, f"{steps:,}"])
+    return ["model", "step of", "what it does", "time", "÷ SVI", "÷ fedvi", "steps a turn"], lines
 
 
 def figure(rows):
