@@ -114,14 +114,13 @@ def set_up(python: str, names: tuple[str, ...] = RIVALS) -> None:
         shutil.copy(wanted, done)
 
 
-def started(case: str, candidate: Candidate, core: int | None = None) -> Any:
-    """Starts a candidate's process, held to a core if one is given; what it complains of goes to a log."""
+def started(case: str, candidate: Candidate) -> Any:
+    """Starts a candidate's process; what it complains of goes to a log."""
     name = candidate.environment or "fedvi"
     python = CACHE / name / "bin" / "python" if candidate.environment else sys.executable
     log = CACHE / "-".join(("log", name, case, *candidate.options))
     command = [python, RUNNERS / f"run_{candidate.runner or name}.py", case, *candidate.options]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    hold = None if core is None else lambda: os.sched_setaffinity(0, {core})
     with log.open("w") as complaints:
         return subprocess.Popen(
             command,
@@ -130,7 +129,6 @@ def started(case: str, candidate: Candidate, core: int | None = None) -> Any:
             stderr=complaints,
             text=True,
             env=environment,
-            preexec_fn=hold,
         )
 
 
@@ -156,9 +154,16 @@ def opened(case: str, candidates: list[Candidate], one_core: bool = False) -> di
     """
     CACHE.mkdir(exist_ok=True)
     taking_part = [c for c in candidates if not c.environment or has_environment(c.environment)]
-    has_cores = one_core and hasattr(os, "sched_getaffinity")
-    cores = itertools.cycle(os.sched_getaffinity(0) if has_cores else [None])
-    processes = {c: started(case, c, core) for c, core in zip(taking_part, cores, strict=False)}
+    all_cores = os.sched_getaffinity(0) if one_core and hasattr(os, "sched_getaffinity") else ()
+    processes = {}
+    try:
+        for candidate, core in zip(taking_part, itertools.cycle(all_cores or [None]), strict=False):
+            if core is not None:
+                os.sched_setaffinity(0, {core})  # a process has the cores of who starts it
+            processes[candidate] = started(case, candidate)
+    finally:
+        if all_cores:
+            os.sched_setaffinity(0, all_cores)
     for candidate, process in processes.items():
         ask(process, candidate)
     for candidate, process in processes.items():
