@@ -11,6 +11,7 @@ tables and noise multipliers; Poisson batches have the expected size that fixed 
 """
 
 import argparse
+import itertools
 import os
 import pathlib
 import shutil
@@ -131,10 +132,14 @@ def started(case: str, candidate: Candidate) -> Any:
         )
 
 
-def turn(process: Any, candidate: Candidate) -> tuple[float, float]:
-    """Lets a process take its steps; returns the seconds of one, of the clock and of the processor."""
+def ask(process: Any, candidate: Candidate) -> None:
+    """Tells a process to take its steps."""
     process.stdin.write(f"{candidate.steps}\n")
     process.stdin.flush()
+
+
+def told(process: Any, candidate: Candidate) -> tuple[float, float]:
+    """Waits for the steps; returns the seconds of one, of the clock and of the processor."""
     answer = process.stdout.readline()
     if not answer:
         raise RuntimeError(f"{candidate.label} stopped: see the log in {CACHE.name}")
@@ -142,35 +147,56 @@ def turn(process: Any, candidate: Candidate) -> tuple[float, float]:
     return clock / candidate.steps, processor / candidate.steps
 
 
-def timed(
-    case: str, candidates: list[Candidate], rounds: int
-) -> dict[Candidate, list[tuple[float, float]]]:
-    """Lets those candidates of a case that have an environment take turns; the first warms up.
+def opened(case: str, candidates: list[Candidate], one_core: bool = False) -> dict[Candidate, Any]:
+    """Starts those candidates that have an environment, which take a first turn to warm up.
 
-    Returns the seconds of a step in each turn, of the clock and of the processor.
+    With ``one_core`` each process is held to one: threads then wait for no core that other work has.
     """
     CACHE.mkdir(exist_ok=True)
     taking_part = [c for c in candidates if not c.environment or has_environment(c.environment)]
+    all_cores = os.sched_getaffinity(0) if one_core and hasattr(os, "sched_getaffinity") else ()
     processes = {}
-    for candidate in taking_part:
-        processes[candidate] = started(case, candidate)
-        turn(processes[candidate], candidate)
-    seconds: dict[Candidate, list[tuple[float, float]]] = {c: [] for c in taking_part}
+    try:
+        for candidate, core in zip(taking_part, itertools.cycle(all_cores or [None]), strict=False):
+            if core is not None:
+                os.sched_setaffinity(0, {core})  # a process has the cores of who starts it
+            processes[candidate] = started(case, candidate)
+    finally:
+        if all_cores:
+            os.sched_setaffinity(0, all_cores)
+    for candidate, process in processes.items():
+        ask(process, candidate)
+    for candidate, process in processes.items():
+        told(process, candidate)
+    return processes
+
+
+def timed(
+    processes: dict[Candidate, Any], rounds: int
+) -> dict[Candidate, list[tuple[float, float]]]:
+    """Lets candidates take turns; returns seconds of a step in each, of the clock and the processor."""
+    seconds: dict[Candidate, list[tuple[float, float]]] = {c: [] for c in processes}
     for _ in range(rounds):
-        for candidate in taking_part:
-            seconds[candidate].append(turn(processes[candidate], candidate))
+        for candidate, process in processes.items():
+            ask(process, candidate)
+            seconds[candidate].append(told(process, candidate))
+    return seconds
+
+
+def closed(processes: dict[Candidate, Any]) -> None:
+    """Ends the processes."""
     for process in processes.values():
         process.stdin.close()
         process.wait()
-    return seconds
+        process.stdout.close()
 
 
 def measure(case: str, rounds: int) -> None:
     """Times all candidates of a case in turn, and prints medians and their ratios."""
     load = os.getloadavg()[0]
-    seconds = {
-        candidate.label: values for candidate, values in timed(case, CASES[case], rounds).items()
-    }
+    processes = opened(case, CASES[case])
+    seconds = {candidate.label: values for candidate, values in timed(processes, rounds).items()}
+    closed(processes)
     print(f"\n{case}: {TITLES[case]}")
     print(f"  load {load:.1f} before, {os.getloadavg()[0]:.1f} after; medians of {rounds} rounds")
     print(f"  {'':34} {'us a step':>12} {'of CPU':>12} {'/ SVI':>8} {'/ fedvi':>8}   range")

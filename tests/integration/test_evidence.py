@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+import os
 import re
 import shutil
 import zlib
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evidence import __main__ as command
-from evidence import base, claims, page, pictures
+from evidence import base, claims, page, pictures, turns
 from evidence.figures import Chart, Line, svg
 
 # Those that take seconds; the others need tables that a clone is without, or minutes.
@@ -160,6 +161,30 @@ def test_seeds_that_are_done_survive_a_stop(tmp_path: Path) -> None:
     # Rows of another setting are of no use.
     other = dataclasses.replace(claim, setting={"factor": 2.0})
     assert base.of(base.run("claim", other, path, False, "a machine").rows, "value") == [0, 2, 4]
+
+
+def test_seeds_of_a_part_share_processes_that_end_with_it(tmp_path: Path, monkeypatch) -> None:
+    rivals = turns.rivals()
+    monkeypatch.setattr(rivals, "CACHE", tmp_path)
+    permuting = rivals.Candidate("permuted", "", ("numpy", "100"), 50, "samplers")
+    absent = rivals.Candidate(
+        "absent", "a_peer_that_is_not_there", ("numpy", "100"), 50, "samplers"
+    )
+    seen = []
+    for name in ("first", "first", "second"):
+        found = turns.timed(name, "8", [permuting, absent], 2)
+        assert list(found) == [permuting]
+        assert all(microseconds > 0.0 for microseconds in found[permuting])
+        (process,) = turns.running().values()
+        if hasattr(os, "sched_getaffinity"):
+            assert len(os.sched_getaffinity(process.pid)) == 1
+        seen.append(process)
+    assert seen[0] is seen[1]
+    assert seen[0].returncode == 0
+    assert seen[2].poll() is None
+    turns.end()
+    assert seen[2].returncode == 0
+    assert not turns.running()
 
 
 @pytest.mark.parametrize("is_log", [False, True])
