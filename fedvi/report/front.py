@@ -59,7 +59,7 @@ def front(contents: Contents) -> Front:
             if ratio
             else "Effects with 95 % intervals",
             # Narrow, since it is beside the table.
-            drawn._replace(svg=drawn.narrow),
+            drawn._replace(svg=drawn.narrow, narrow=""),
         )
     return Front(
         tuple(_asked(contents)),

@@ -27,8 +27,8 @@ from fedvi.report.wording import (
 __all__ = ["Section", "Table", "banner", "in_short", "sections"]
 
 _NOTE = "note on the ratio"
-# The number of characters in a line on a phone.
-_PHONE = 42
+# The letters of a line on a phone, and on half of a printed page.
+_PHONE, _HALF = 42, 52
 _WIDTH = "width ÷ without privacy"
 
 
@@ -48,16 +48,19 @@ class Table(NamedTuple):
     words: tuple[str, ...]
 
     @property
-    def is_slim(self) -> bool:
-        """Whether it fits a phone as a table; a wider one is shown row by row."""
+    def letters(self) -> int:
+        """How many letters its rows are wide, where words and names of columns are broken at blanks."""
         wide = 0
         for index, name in enumerate(self.names):
             cells = [row[index] for row in self.rows]
-            # Words and column names may be broken at blanks; numbers may not.
             pieces = [piece for cell in cells for piece in cell.split()]
-            broken = name in self.words
-            wide += 2 + max(map(len, (*name.split(), *(pieces if broken else cells))))
-        return wide <= _PHONE
+            wide += 2 + max(map(len, (*name.split(), *(pieces if name in self.words else cells))))
+        return wide
+
+    @property
+    def is_slim(self) -> bool:
+        """Whether it fits a phone as a table; a wider one is shown row by row."""
+        return self.letters <= _PHONE
 
 
 class Section(NamedTuple):
@@ -78,6 +81,12 @@ class Section(NamedTuple):
     figures: tuple[tuple[str, Figure], ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether its figures stand beside its tables on paper."""
+        fits = [table.letters <= _HALF for table in self.tables]
+        return bool(self.figures and fits) and all(fits)
 
 
 def banner(contents: Contents) -> tuple[str, ...]:
