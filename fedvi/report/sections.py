@@ -239,7 +239,7 @@ def _ratio_in_words(contents: Contents, units: bool) -> str:
     if any(row.name.endswith("(Intercept)") for row in contents.coefficients):
         curves = any("a part of the curve" in row.ratio_note for row in contents.coefficients)
         said += f" The intercept gives the {contents.ratio} of a reference record. There, " + (
-            "a covariate with a unit has the number after “from”, and any other is at 0 or its reference "
+            "a covariate with a unit has the number after “from”; every other is at 0 or its reference "
             "level"
             if units
             else "all covariates are at 0 or their reference levels"
@@ -295,8 +295,8 @@ def _prior(contents: Contents) -> Section:
         said = contents.prior_note or "there is no prior with a mean and an sd"
         return Section("prior", title, (as_sentence(f"Not shown: {said}"),))
     lead = (
-        "Where a posterior is about as wide as its prior, what it says of that coefficient was said before "
-        "any record was seen.",
+        "If a posterior is about as wide as its prior, the records added little: it says what was believed "
+        "of that coefficient before any record was seen.",
     )
     drawn = [row for row in most_drawn(contents) if row.prior_sd]
     figure: tuple[tuple[str, Figure], ...] = ()
@@ -327,9 +327,9 @@ def _convergence(contents: Contents) -> Section:
     lead = (
         as_sentence(last_move_in_words(contents)),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
-        f"deviations. Below {tables.SETTLED:g}, or where noise explains the move, further rounds would "
-        "change little for most purposes. A server's log calls it the gap, and has in its place how far "
-        "steps missed their aim, where that is more.",
+        f"deviations. Below {tables.SETTLED:g}, or where noise explains the move, more rounds would change "
+        "little for most purposes. The “gap” in a server's log is this move, or how far steps missed their "
+        "aim if that is more.",
     )
     rows = tuple(
         (
