@@ -146,6 +146,9 @@ def run(text: str, stem: str) -> list[list[tuple[str, object]]]:
     names: dict[str, object] = {"__name__": "page"}
     told = []
     for block in blocks_of(text):
+        if block.kind == "r" and not shutil.which("Rscript"):
+            told.append([("text", "")])
+            continue
         printed = _printed(block, names)
         told.append([_wish(wish, printed, f"{stem}.{len(told)}") for wish in block.wishes])
     return told
@@ -163,8 +166,6 @@ def _printed(block: Block, names: dict[str, object]) -> str:
             exec(compile(block.text, "a block of the page", "exec"), names)
         return out.getvalue()
     if block.kind == "r":
-        if not shutil.which("Rscript"):
-            return ""
         # A later block goes on where an earlier one ended.
         Path("block.R").write_text(
             "if (file.exists('.RData')) load('.RData')\n" + block.text + "\nsave.image()\n", "utf-8"
@@ -229,7 +230,7 @@ def _fitted(text: str) -> str:
     lines: list[str] = []
     for line in text.splitlines():
         line = line.rstrip()
-        prose = len(line) > _COLUMNS and not re.search(r"\S {3,}\S", line)
+        prose = len(line) > _COLUMNS and not re.search(r"\S {3,}\S|──", line)
         lines += textwrap.wrap(line, _COLUMNS, subsequent_indent="  ") if prose else [line]
     return "\n".join(lines).strip("\n")
 

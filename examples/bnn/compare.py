@@ -55,6 +55,22 @@ def line(assembly, posterior, x, y):
     return x @ mean, -0.5 * (squares + np.log(2.0 * np.pi * variance))
 
 
+def draw(rows, file):
+    """Draws the error of each model as a bar; needs matplotlib."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 2.6), layout="constrained")
+    axes = figure.subplots()
+    names = [f"{model}, {who}" for model, who, _, _ in rows]
+    errors = [float(error) for _, _, error, _ in rows]
+    colours = ["#0b4f8a" if model == "network" else "#8a8a8a" for model, *_ in rows]
+    axes.bar_label(axes.barh(names, errors, color=colours), [row[2] for row in rows], padding=3)
+    axes.invert_yaxis()
+    axes.set_xlabel("error on mixtures held out, MPa")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)
+
+
 def main():
     """Fits, scores and prints."""
     parser = argparse.ArgumentParser(
@@ -65,6 +81,7 @@ def main():
     add("--rounds", type=int, default=10, help="visits to each client (default %(default)d)")
     add("--steps", type=int, default=500, help="of the optimiser, a visit (default %(default)d)")
     add("--hidden", type=int, nargs="+", help="units of each hidden layer (default: the study's)")
+    add("--plot", type=Path, help="also draw the errors into this file, such as figure.svg")
     args = parser.parse_args()
 
     rows = []
@@ -95,6 +112,8 @@ def main():
     heads = ["model", "whose records", "error, MPa", "log density"]
     title = f"Strength of {len(y)} mixtures held out (sd {unit * y.std():.1f} MPa)"
     tables.console().print(tables.grid(heads, rows, title, ("model", "whose records")), crop=False)
+    if args.plot:
+        draw(rows, args.plot)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ IN_GENERAL = (
 )
 TIMING = "when messages were sent, and how large they were"
 SURPLUS = (
-    "under add/remove, a site that holds more records than were declared: where one is taken out, one that "
-    "was left out takes its place, so that only what stands under substitute holds for it"
+    "under add/remove, a site that holds more records than were declared: if a record is taken out, one "
+    "that had been left out is used in its place. There, only the claim under substitute holds"
 )
 OTHER_RUNS = (
     "other studies and other runs on the same records: each has an epsilon and a delta of its own, which "

@@ -25,8 +25,8 @@ __all__ = ["MOST_SITES", "comparison", "most_compared"]
 MOST_SITES = 8
 """The most sites whose markers can be told apart."""
 
-# The most intervals above each other on half a page.
-_MOST_INTERVALS, _FEWEST, _MOST = 72, 6, 16
+# The most intervals above each other on a third of a page.
+_MOST_INTERVALS, _FEWEST, _MOST = 54, 6, 16
 
 _Z95 = 1.96
 
@@ -35,7 +35,7 @@ def most_compared(sites: int, pooled: bool) -> int:
     """Returns how many coefficients can be drawn beside the given number of sites.
 
     >>> most_compared(2, pooled=False), most_compared(8, pooled=True)
-    (16, 7)
+    (16, 6)
     """
     return min(max(_MOST_INTERVALS // (1 + pooled + sites), _FEWEST), _MOST)
 

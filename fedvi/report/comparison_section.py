@@ -24,7 +24,9 @@ def comparison_section(contents: Contents) -> Section | None:
             "one site is far from the others, look at its records, or let sites differ in the model."
         )
     elif sites:
-        lead.append("There are too many sites to draw what each says alone; `report.json` has it.")
+        lead.append(
+            "There are too many sites to draw what each says alone. The file report.json has it."
+        )
     if pooled:
         lead.append(
             "The pooled fit is NOT private: it used the records of all sites as they are, for comparison. "

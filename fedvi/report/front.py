@@ -59,7 +59,7 @@ def front(contents: Contents) -> Front:
             if ratio
             else "Effects with 95 % intervals",
             # Narrow, since it is beside the table.
-            drawn._replace(svg=drawn.narrow),
+            drawn._replace(svg=drawn.narrow, narrow=""),
         )
     return Front(
         tuple(_asked(contents)),
@@ -183,5 +183,6 @@ def _privacy(contents: Contents) -> Iterator[str]:
     same = " Both describe the same answers: do not add them." if len(own) > 1 else ""
     yield (
         f"In figures: {'; '.join(figured)}, computed anew from the sites' ledgers.{same}"
+        + " Another run on the same records would spend as much again."
         + (" The last pages are statements to be signed." if contents.statements else "")
     )

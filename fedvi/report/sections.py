@@ -27,8 +27,8 @@ from fedvi.report.wording import (
 __all__ = ["Section", "Table", "banner", "in_short", "sections"]
 
 _NOTE = "note on the ratio"
-# The number of characters in a line on a phone.
-_PHONE = 42
+# The letters of a line on a phone, and on half of a printed page.
+_PHONE, _HALF = 42, 52
 _WIDTH = "width ÷ without privacy"
 
 
@@ -48,16 +48,19 @@ class Table(NamedTuple):
     words: tuple[str, ...]
 
     @property
-    def is_slim(self) -> bool:
-        """Whether it fits a phone as a table; a wider one is shown row by row."""
+    def letters(self) -> int:
+        """How many letters its rows are wide, where words and names of columns are broken at blanks."""
         wide = 0
         for index, name in enumerate(self.names):
             cells = [row[index] for row in self.rows]
-            # Words and column names may be broken at blanks; numbers may not.
             pieces = [piece for cell in cells for piece in cell.split()]
-            broken = name in self.words
-            wide += 2 + max(map(len, (*name.split(), *(pieces if broken else cells))))
-        return wide <= _PHONE
+            wide += 2 + max(map(len, (*name.split(), *(pieces if name in self.words else cells))))
+        return wide
+
+    @property
+    def is_slim(self) -> bool:
+        """Whether it fits a phone as a table; a wider one is shown row by row."""
+        return self.letters <= _PHONE
 
 
 class Section(NamedTuple):
@@ -78,6 +81,12 @@ class Section(NamedTuple):
     figures: tuple[tuple[str, Figure], ...] = ()
     tables: tuple[Table, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether its figures stand beside its tables on paper."""
+        fits = [table.letters <= _HALF for table in self.tables]
+        return bool(self.figures and fits) and all(fits)
 
 
 def banner(contents: Contents) -> tuple[str, ...]:
@@ -230,7 +239,7 @@ def _ratio_in_words(contents: Contents, units: bool) -> str:
     if any(row.name.endswith("(Intercept)") for row in contents.coefficients):
         curves = any("a part of the curve" in row.ratio_note for row in contents.coefficients)
         said += f" The intercept gives the {contents.ratio} of a reference record. There, " + (
-            "a covariate with a unit has the number after “from”, and any other is at 0 or its reference "
+            "a covariate with a unit has the number after “from”; every other is at 0 or its reference "
             "level"
             if units
             else "all covariates are at 0 or their reference levels"
@@ -286,8 +295,8 @@ def _prior(contents: Contents) -> Section:
         said = contents.prior_note or "there is no prior with a mean and an sd"
         return Section("prior", title, (as_sentence(f"Not shown: {said}"),))
     lead = (
-        "Where a posterior is about as wide as its prior, what it says of that coefficient was said before "
-        "any record was seen.",
+        "If a posterior is about as wide as its prior, the records added little: it says what was believed "
+        "of that coefficient before any record was seen.",
     )
     drawn = [row for row in most_drawn(contents) if row.prior_sd]
     figure: tuple[tuple[str, Figure], ...] = ()
@@ -318,9 +327,9 @@ def _convergence(contents: Contents) -> Section:
     lead = (
         as_sentence(last_move_in_words(contents)),
         "Each point is the largest move of any posterior mean over a round, in posterior standard "
-        f"deviations. Below {tables.SETTLED:g}, or where noise explains the move, further rounds would "
-        "change little for most purposes. A server's log calls it the gap, and has in its place how far "
-        "steps missed their aim, where that is more.",
+        f"deviations. Below {tables.SETTLED:g}, or where noise explains the move, more rounds would change "
+        "little for most purposes. The “gap” in a server's log is this move, or how far steps missed their "
+        "aim if that is more.",
     )
     rows = tuple(
         (

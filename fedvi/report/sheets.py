@@ -75,7 +75,8 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
         alarms.append("NO GUARANTEE: what left this site was not protected (ε = ∞)")
     if contents.source == "simulation":
         alarms.append(
-            "SIMULATED: one program read the records of all sites; no site ran its own client"
+            "SIMULATED: one program read the records of all sites; no site ran its own client. A real run "
+            "has statements of its own"
         )
     if statement.mark:
         alarms.append(f"MARKED: {statement.mark}")
@@ -134,7 +135,14 @@ def _parts_of_delta(statement: Statement) -> list[tuple[str, str]]:
 
 def _claims(statement: Statement) -> Table:
     several = len({claim.view for claim in statement.claims}) > 1
-    names = ("relation", *(("view",) if several else ()), "compares", "ε up to", "δ", "ε limit")
+    names = (
+        "relation",
+        *(("view",) if several else ()),
+        "compares",
+        "ε up to",
+        "δ",
+        "study's limit",
+    )
     rows = tuple(
         (
             figures.relation_words(claim.relation),
@@ -142,7 +150,7 @@ def _claims(statement: Statement) -> Table:
             claim.neighbours,
             tables.bound(claim.epsilon),
             tables.bound(claim.delta),
-            "–" if claim.promised is None else f"{claim.promised:g}",
+            "none set" if claim.promised is None else f"{claim.promised:g}",
         )
         for claim in statement.claims
     )
@@ -169,9 +177,9 @@ def _claim_in_words(statement: Statement) -> str:
     more = ""
     if any(claim.right < claim.by_epsilon for claim in statement.claims):
         more += (
-            " These bounds follow from the noise of this plan. If only ε and δ were known, they "
+            " These bounds use all that is known of this plan's noise. From ε and δ alone they would be "
+            f"{' and '.join(alone)}: compare these with a study that states nothing else."
         )
-        more += f"would be {' and '.join(alone)}."
     if len({claim.view for claim in statement.claims}) > 1:
         more += f" These limits are those of the view {statement.claims[0].view}."
     more += " δ allows for rare outcomes that ε does not bound; the percentages include it."

@@ -100,7 +100,7 @@ def last_of(moved: Sequence[tuple[float, float, float]]) -> str:
 def membership_in_words(added: int | None, removed: int | None) -> str:
     found = [f"joined at version {added}"] if added is not None else []
     found += [f"removed at version {removed}"] if removed is not None else []
-    return ", ".join(found) or "from beginning to end"
+    return ", ".join(found) or "throughout"
 
 
 def sites_in_words(contents: Contents) -> str:
@@ -127,4 +127,4 @@ def as_sentence(line: str) -> str:
     first = line.split(" ", 1)[0].rstrip(".:,")
     plain = line[:1].isascii() and "." not in first and "_" not in first
     text = line[:1].upper() + line[1:] if plain else line
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    return text if text.endswith((".", "…", "!", "?")) else f"{text}."

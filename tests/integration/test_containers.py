@@ -137,7 +137,11 @@ def test_the_whole_federation_comes_up_survives_a_killed_server_and_ends(federat
     for name in services:
         run("docker", "cp", f"{federation.container(name)}:/state", str(tmp_path / name))
     posterior = json.loads((tmp_path / "server" / "result" / "posterior.json").read_text())
+    # The log has the table that docs/guides/docker.md shows, with noise of its own.
     assert len(posterior["names"]) == 9
+    log = federation.compose("logs", "server")
+    assert "Posterior of heart-disease" in log
+    assert all(f" {name} " in log for name in posterior["names"])
     for name in CLIENTS:
         at_site = ledger(tmp_path / name)
         at_server = next(

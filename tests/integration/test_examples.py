@@ -1,15 +1,21 @@
-"""The scripts of `examples/one-table`, each run as a reader would, with small settings and a fixed seed."""
+"""The scripts of `examples/one-table`, each run as a reader would, with small settings and a fixed seed.
 
+And the figures of all examples.
+"""
+
+import base64
 import gzip
 import os
 import re
 import struct
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SECONDS = 300  # a busy machine; on a quiet one each takes about ten
 
 
@@ -189,3 +195,30 @@ def test_every_script_says_what_its_options_do(run, script):
     for option in ("--epsilon", "--delta", "--relation", "--sampler", "--seed"):
         assert option in text
     assert "there is no guarantee then" in " ".join(text.split())
+
+
+def test_a_figure_is_taken_out_of_a_report_by_its_section(tmp_path):
+    pictures = {name: f"<svg>{name}</svg>" for name in ("posterior", "beside")}
+    sections = [
+        f'<section aria-labelledby="{name}"><img class="broad" '
+        f'src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}"></section>'
+        for name, svg in pictures.items()
+    ]
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.html").write_text("".join(sections))
+    words = [sys.executable, EXAMPLES / "figure.py", tmp_path]
+    subprocess.run([*words, "beside", tmp_path / "out.svg"], check=True)
+    assert (tmp_path / "out.svg").read_text() == pictures["beside"]
+    done = subprocess.run([*words, "prior", "out.svg"], capture_output=True, text=True, check=False)
+    assert "no figure in the section 'prior'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "readme", sorted(EXAMPLES.glob("*/README.md")), ids=lambda path: path.parent.name
+)
+def test_the_page_of_each_example_shows_a_figure(readme):
+    figures = re.findall(r"!\[([^\]]+)\]\(([^)]+\.svg)\)", readme.read_text(encoding="utf-8"))
+    assert figures
+    for words, path in figures:
+        assert len(words) > 40
+        assert "<svg" in (readme.parent / path).read_text(encoding="utf-8")

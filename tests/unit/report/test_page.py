@@ -592,4 +592,4 @@ def test_a_figure_has_a_narrow_twin_for_phones() -> None:
         ]
         assert sizes[1] < 0.6 * sizes[0]
     text = html(made())
-    assert text.count('<source media="screen and (max-width: 40rem)"') == text.count("<img") > 3
+    assert text.count('<img class="narrow"') == text.count('<img class="broad"') > 3
