@@ -25,6 +25,7 @@ __all__ = [
     "is_known",
     "made_up",
     "records_of",
+    "silent",
     "spread_of",
     "stated",
 ]
@@ -91,16 +92,10 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
         )
     if assembly.grouped:
         yield "every patient has one row"
-    columns = dict.fromkeys(part.column for parts in design.coefficients for part in parts)
-    silent = [
-        name
-        for name in columns
-        if name in assembly.schema
-        and not _is_stated(assembly.schema[name], expected_of(assembly, name))
-    ]
-    if silent:
+    columns, unsaid = _covariates(assembly), _unsaid(assembly)
+    if unsaid:
         yield (
-            f"{', '.join(silent)}: numbers spread as their bounds or their centre and scale suggest, "
+            f"{', '.join(unsaid)}: numbers spread as their bounds or their centre and scale suggest, "
             "levels are equally frequent (say data.schema.NAME.expected)"
         )
     outcome = expected_of(assembly, design.response.columns[-1])
@@ -111,28 +106,46 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
             yield f"covariates predict the outcome with an AUC of {TYPICAL_AUC:g} (say its expected.auc)"
     if design.response.type == "survival" and outcome.shares is None:
         yield f"{_EVENTS:.0%} have the event (say the expected.share of {design.response.columns[1]})"
-    if not any(
-        expected_of(assembly, name).correlations for name in columns if name in assembly.schema
-    ):
+    if not any(expected_of(assembly, name).correlations for name in columns):
         yield "covariates are not correlated; otherwise intervals are wider (say expected.correlations)"
 
 
 def stated(assembly: Assembly) -> frozenset[str]:
     """Returns the coefficients that need no assumption, as the study states their columns' spread."""
-    schema, design = assembly.schema, assembly.design
-    response = design.response
-    asked = response.columns[-1:] if response.type in ("binary", "survival") else ()
-    if any(expected_of(assembly, name).shares is None for name in asked):
+    design, unsaid = assembly.design, _unsaid(assembly)
+    if _unsaid_outcome(assembly):
         return frozenset()
     return frozenset(
         name
         for name, parts in zip(design.names, design.coefficients, strict=True)
-        if all(
-            part.column not in schema
-            or _is_stated(schema[part.column], expected_of(assembly, part.column))
-            for part in parts
-        )
+        if not any(part.column in unsaid for part in parts)
     )
+
+
+def silent(assembly: Assembly) -> tuple[str, ...]:
+    """Returns the columns whose spread the study does not state, the outcome first."""
+    return (*_unsaid_outcome(assembly), *_unsaid(assembly))
+
+
+def _covariates(assembly: Assembly) -> list[str]:
+    named = dict.fromkeys(part.column for parts in assembly.design.coefficients for part in parts)
+    return [name for name in named if name in assembly.schema]
+
+
+def _unsaid(assembly: Assembly) -> tuple[str, ...]:
+    """Returns the covariates whose spread the study does not state."""
+    return tuple(
+        name
+        for name in _covariates(assembly)
+        if not _is_stated(assembly.schema[name], expected_of(assembly, name))
+    )
+
+
+def _unsaid_outcome(assembly: Assembly) -> tuple[str, ...]:
+    """Returns the column of an outcome whose share the study does not state, if it has one."""
+    response = assembly.design.response
+    asked = response.columns[-1:] if response.type in ("binary", "survival") else ()
+    return tuple(name for name in asked if expected_of(assembly, name).shares is None)
 
 
 def _is_stated(column: Any, expected: Expected) -> bool:

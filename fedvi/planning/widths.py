@@ -14,8 +14,9 @@ from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.expfam.matrices import from_triangle, triangle
-from fedvi.planning import made_up
+from fedvi.planning import made_up, width_tables
 from fedvi.planning.made_up import MadeUp
+from fedvi.privacy.spoken import Summary
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import shared_parts
@@ -81,12 +82,28 @@ class Widths(NamedTuple):
       records: assumed number at all clients together.
       ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
       assumed: the plan's assumptions, one clause each.
+      silent: the columns whose spread the study does not state, so that the widths rest on a guess.
     """
 
     rows: tuple[Width, ...]
     records: int
     ratio: str
     assumed: tuple[str, ...]
+    silent: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"Widths({len(self.rows)} coefficients from {self.records:,} records; intervals "
+            f"{self.multiple:.2g} times as wide as without noise, in the median)"
+        )
+
+    def summary(self) -> Summary:
+        """Returns the table of `fedvi plan`, and what it rests on."""
+        title, lines = width_tables.title(self), width_tables.said_beside(self)
+        return Summary(title, lines, (width_tables.table(self),))
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     @property
     def multiple(self) -> float:
@@ -111,6 +128,7 @@ class Widths(NamedTuple):
             "ratio": self.ratio,
             "coefficients": rows,
             "assumed": list(self.assumed),
+            "silent": list(self.silent),
         }
 
 
@@ -169,7 +187,8 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
         for name, unit, wide, narrow, before in values
     )
     ratio = shared_parts.ratio(assembly.study)
-    return Widths(rows, records, ratio, tuple(made_up.assumptions(assembly)))
+    said = tuple(made_up.assumptions(assembly)), made_up.silent(assembly)
+    return Widths(rows, records, ratio, *said)
 
 
 def open_sds(assembly: Assembly, made: MadeUp) -> np.ndarray:

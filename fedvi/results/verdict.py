@@ -36,6 +36,8 @@ _SAME = 0.9
 # The released curvature is used if it makes the sd smaller than this part of the prior's.
 _SEEN = 0.5
 _NAMED = 8
+# The rounds that show a pace; and the pace above which no number of rounds is foretold.
+_PACE, _STILL = 4, 0.95
 # More than this many prior sds from the prior mean is outside what the prior allows.
 _BEYOND = 4.0
 # If the expected sds without noise change by this factor, other records were declared than were used.
@@ -59,6 +61,8 @@ class Verdict(NamedTuple):
         round.
       alarms: reasons not to rely on the result as it is, one sentence each; empty if there are none.
       helps: what would narrow intervals most; empty if unknown.
+      rounds_left: about how many more rounds would settle a run that did not, by the pace of its last
+        ones; None if they show no pace, or it settled.
     """
 
     effects: int
@@ -69,6 +73,7 @@ class Verdict(NamedTuple):
     settled: bool | None
     alarms: tuple[str, ...]
     helps: str = ""
+    rounds_left: int | None = None
 
     @property
     def multiple(self) -> float | None:
@@ -117,7 +122,7 @@ def from_dict(values: Mapping[str, Any] | None) -> Verdict | None:
     """Reads what ``as_dict`` wrote; None of a result without a verdict."""
     if not values:
         return None
-    known = {name: values[name] for name in Verdict._fields}
+    known = {name: values[name] for name in Verdict._fields if name in values}
     known |= {name: tuple(known[name]) for name in ("stand_out", "alarms")}
     return Verdict(**known)
 
@@ -233,6 +238,7 @@ def judge(
     return Verdict(
         *(len(effects), tuple(stand_out), multiples, records, effective),
         *(settled, tuple(alarms), helps),
+        None if settled else _rounds_left(moves),
     )
 
 
@@ -279,6 +285,11 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
     if verdict.settled is None and not verdict.alarms:
         yield "whether the run settled is not known: that takes two rounds"
     yield from (f"look out: {alarm}" for alarm in verdict.alarms if with_alarms)
+    if verdict.rounds_left is not None:
+        yield (
+            "what would help first: more rounds. By the pace of the last ones, about "
+            f"{verdict.rounds_left} more would settle it; under privacy, all rounds together keep the same ε"
+        )
     if verdict.helps:
         yield verdict.helps
 
@@ -309,6 +320,26 @@ def _unsettled(moves: Sequence[Sequence[float]], settled: bool | None) -> Iterat
             f"the run did not settle: the last round still moved a mean, or missed its aim, by "
             f"{max(moves[-1][:2]):.2g} posterior sd; give it more rounds, or less noise"
         )
+
+
+def _rounds_left(moves: Sequence[Sequence[float]]) -> int | None:
+    """Returns how many more rounds would settle a run whose moves shrink as in its last rounds.
+
+    >>> _rounds_left([(8.0, 0.0, 0.1), (4.0, 0.0, 0.1), (2.0, 0.0, 0.1), (1.0, 0.0, 0.1)])
+    2
+    """
+    if len(moves) < _PACE:
+        return None
+    first, last = moves[-_PACE], moves[-1]
+    wanted = 1
+    for part, aim in ((0, max(tables.SETTLED, last[2])), (1, tables.SETTLED)):
+        if last[part] < aim:
+            continue
+        pace = (last[part] / max(first[part], 1e-300)) ** (1.0 / (_PACE - 1))
+        if not pace < _STILL:
+            return None
+        wanted = max(wanted, math.ceil(math.log(aim / last[part]) / math.log(pace)))
+    return wanted
 
 
 def _of_widths(

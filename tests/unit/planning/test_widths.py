@@ -276,17 +276,11 @@ def test_what_rests_on_a_guess_is_marked(tmp_path: Path) -> None:
     rows = {line.split()[0]: line for line in done.output.splitlines() if line.strip()}
     assert rows["score"].count("≥ ") == 2
     assert "≥" not in rows["age"]
-    assert "likely to be wider" in done.output
+    told = " ".join(done.output.split())
+    assert "≥: a guess, since the study does not say how score spread in your records" in told
     found = json.loads(CliRunner().invoke(main, ["plan", str(path), "--json"]).stdout)
     guessed = [row["name"] for row in found["coefficients"] if not row["stated"]]
     assert guessed == ["score"]
-    # What a plan without any spread was worth, elsewhere, is said of such a plan alone.
-    assert "6 of 48" not in done.output
-    for column in raw["data"]["schema"].values():
-        column.pop("expected", None)
-    path.write_text(json.dumps(raw))
-    said = CliRunner().invoke(main, ["plan", str(path)]).output
-    assert "6 of 48 intervals came within 25 % of the plan" in " ".join(said.split())
 
 
 def test_a_clip_norm_that_is_far_too_small_is_the_best_lever() -> None:

@@ -147,7 +147,9 @@ def test_at_80_columns_no_interval_is_folded_and_the_names_give_way() -> None:
     ]
     lines = shown(tables.coefficient_table(rows, "t", "odds", False, 80), 80).splitlines()
     assert max(map(len, lines)) <= 80
-    assert any(line.strip().endswith("-12.14 to -11.20  0.0602 (0.0214 to 0.169)") for line in lines)
+    assert any(
+        line.strip().endswith("-12.14 to -11.20  0.0602 (0.0214 to 0.169)") for line in lines
+    )
     assert "  per 50 mg/dl" in [line[1:].rstrip() for line in lines]
 
 

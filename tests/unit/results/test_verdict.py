@@ -309,6 +309,35 @@ def test_effects_of_a_run_that_did_not_settle_are_not_told_as_final() -> None:
     assert "may change" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
 
 
+@pytest.mark.parametrize(
+    ("last", "left"),
+    [
+        ([(1.0, 0.0, 0.1), (0.8, 0.0, 0.1), (0.64, 0.0, 0.1), (0.512, 0.0, 0.1)], 3),
+        # Moves of the size of noise are no reason for more rounds, missed aims are.
+        ([(1.0, 2.0, 0.9), (0.8, 1.4, 0.9), (0.8, 0.98, 0.9), (0.8, 0.686, 0.9)], 3),
+        ([(1.0, 0.0, 0.1), (1.0, 0.0, 0.1), (1.1, 0.0, 0.1), (1.0, 0.0, 0.1)], None),
+        ([(9.0, 0.0, 0.1), (2.0, 0.0, 0.1)], None),
+    ],
+    ids=["moves", "aims", "no pace", "too few"],
+)
+def test_how_many_more_rounds_would_settle_a_run_is_told(last: Any, left: int | None) -> None:
+    found = judged(rows(*[0.2] * 4), last)
+    assert found.settled is False
+    assert found.rounds_left == left
+    assert (f"about {left} more would settle it" in said(found)) == (left is not None)
+    assert verdicts.from_dict(found.as_dict()) == found
+
+
+def test_the_rounds_that_a_verdict_asks_for_do_settle_the_run() -> None:
+    raw = study(prior={"scale": 0.05, "intercept_scale": 2.5}, schedule={"rounds": 5})
+    short = verdict_of(run(planned(raw), sources()))
+    assert short.settled is False
+    assert short.rounds_left is not None
+    # Noise makes the pace vary, and is larger in each of more rounds.
+    raw["schedule"]["rounds"] += 2 * short.rounds_left
+    assert verdict_of(run(planned(raw), sources())).settled
+
+
 def test_the_first_line_of_a_run_with_alarms_does_not_read_as_if_all_were_well() -> None:
     silent = judged(rows(*[0.2] * 4, mean=1.0), contributions=Contributions(never=("s1",)))
     assert silent.settled
