@@ -288,7 +288,7 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
     if verdict.rounds_left is not None:
         yield (
             "what would help first: more rounds. By the pace of the last ones, about "
-            f"{verdict.rounds_left} more would settle it; under privacy, all rounds together keep the same ε"
+            f"{verdict.rounds_left} more would settle it; under privacy, all together keep the same ε"
         )
     if verdict.helps:
         yield verdict.helps

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from fedvi.study.config import Study
 
-__all__ = ["implausible"]
+__all__ = ["few_records", "implausible"]
 
 # With fewer records noise dominates; more rounds have no visible benefit.
 _FEW, _MANY = 10, 1000
@@ -22,12 +22,8 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
     """
     yield from _of_delta(study)
     most, unit = study.data.max_records, study.privacy.unit
-    if study.privacy.private and most is not None and most < _FEW and unit != "client":
-        yield (
-            f"data.max_records is {most}: no site may use more than its first {most} "
-            f"{unit or 'record'}s, and the noise hides what so few say. Declare the largest number "
-            "that any site may hold, such as 5000"
-        )
+    if study.privacy.private and most is not None and unit != "client":
+        yield from filter(None, [few_records(most, unit or "record")])
     rounds = study.schedule.arguments.get("rounds")
     if isinstance(rounds, int) and rounds > _MANY:
         yield (
@@ -42,6 +38,16 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
             'and drowns everything. Write clip_norm = "auto" where the solver takes that, or about '
             f"{max(1.0, typical_norm or 1.0):.2g}"
         )
+
+
+def few_records(most: int, unit: str) -> str:
+    """Warns of a ``max_records`` that leaves next to nothing to learn from; "" if it is large enough."""
+    if most >= _FEW:
+        return ""
+    return (
+        f"data.max_records is {most}: no site may use more than its first {most} {unit}s, and the noise "
+        "hides what so few say. Declare the largest number that any site may hold, such as 5000"
+    )
 
 
 def _of_delta(study: Study) -> Iterator[str]:
