@@ -74,10 +74,8 @@ def guessed(found: "Widths") -> str:
 
 def smallest_told(found: "Widths") -> str:
     """Says what "smallest" means, and what was assumed."""
-    return (
-        "“smallest”: its interval leaves out no effect in four of five studies. Estimates, not promises; "
-        "assumed: " + "; ".join(found.assumed)
-    )
+    said = "“smallest”: its interval leaves out no effect in four of five studies. Estimates, not promises"
+    return f"{said}; assumed: {'; '.join(found.assumed)}" if found.assumed else said
 
 
 def title(found: "Widths") -> str:
