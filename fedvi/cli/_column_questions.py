@@ -125,7 +125,7 @@ def _of_unit(
     default = start = None
     if table.get("bounds"):
         step, start = unit_within(*table["bounds"])
-        default = f"{step:g} from {start:g}"
+        default = f"{step:.12g} from {start:.12g}"
     elif given is None:
         return
     words = f"{name}: unit of its coefficient, STEP from START"

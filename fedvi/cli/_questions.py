@@ -153,7 +153,7 @@ class Asked(NamedTuple):
         """Asks for the prior's sd, and says what it means for one unit of each column."""
         ratio = drafting.model_of(said["kind"]).ratio
         units = [
-            f"{name} per {table['scale']:g}" + (f" {table['unit']}" if "unit" in table else "")
+            f"{name} per {table['scale']:,.12g}" + (f" {table['unit']}" if "unit" in table else "")
             for name in drafting.variables(formula_of(said))
             if "scale" in (table := table_of(said, name))
         ]

@@ -218,7 +218,8 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
     Returns:
       records: at all clients; sds: without noise, by coordinate; least: lower bounds of the sds, which, for
       columns of unstated spread, assume that all records are as informative as the best made-up one;
-      kept: sds ÷ the sds from the curvature left after clipping.
+      kept: sds ÷ the sds from the curvature left after clipping; noised: with the study's noise, None where
+      there is none or the study does not state how its columns spread.
       None if no fitting records can be made up.
     """
     if not is_full(assembly.family) or shared_parts.PRIOR in assembly.solvers:
@@ -228,9 +229,12 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
     made, records = made_up.made_up(assembly), sum(made_up.records_of(assembly))
     try:
         sds = kept = open_sds(assembly, made)
+        noised = None
         if assembly.noise_multiplier and not why_not(assembly):
-            random = np.random.default_rng(_SEED)
-            kept = _Rehearsal.of(assembly, made, records).kept_sds(random)
+            rehearsal = _Rehearsal.of(assembly, made, records)
+            kept = rehearsal.kept_sds(np.random.default_rng(_SEED))
+            if not made_up.silent(assembly):
+                noised = rehearsal.sds(np.random.default_rng(_SEED)).tolist()
     except errors.ConfigError:  # nothing is known of a user's own outcome that could be made up
         return None
     return {
@@ -238,6 +242,7 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
         "sds": [float(sd) for sd in sds],
         "least": [float(sd) for sd in _least(assembly, made, records, sds)],
         "kept": [float(narrow / wide) for narrow, wide in zip(sds, kept, strict=True)],
+        "noised": noised,
     }
 
 

@@ -393,10 +393,9 @@ def _unit(table: Mapping[str, Any]) -> list[str]:
     """Writes what one unit of a number's coefficient is, if it was said."""
     if "scale" not in table:
         return []
-    step, start = toml(table["scale"]), toml(table["center"])
     return [
-        _line("center", table["center"], f"the intercept is for {start}, before other columns"),
-        _line("scale", table["scale"], f"the coefficient is per {step}"),
+        _line("center", table["center"], "the value that the intercept is for"),
+        _line("scale", table["scale"], "the difference that the coefficient is for"),
     ]
 
 

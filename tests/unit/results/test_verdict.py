@@ -252,6 +252,27 @@ def test_each_gate_has_its_sentence(verdict: Any, words: str) -> None:
     assert words in alarm
 
 
+def test_what_clipping_takes_of_a_large_effect_is_told_and_of_a_small_one_is_not() -> None:
+    """Of a tail that is clipped: 7 % of an effect of 98 sds was 6 sds off, of 3 sds nothing."""
+    kept = EXPECTED | {"kept": [1.0, 0.96, 1.0, 1.0]}
+    large = judged(rows(0.02, 0.01, 0.02, 0.02, mean=1.0), expected=kept | {"least": [0.001] * 4})
+    (alarm,) = large.alarms
+    assert alarm.startswith("age: clipping is expected to take about 8 % of what the records say")
+    assert "Bounds that end where records become rare" in alarm
+    assert judged(rows(*[0.2] * 4, mean=1.0), expected=kept).alarms == ()
+
+
+def test_records_that_tell_far_less_than_the_declared_ones_are_told_and_not_laid_to_privacy() -> (
+    None
+):
+    found = judged(rows(*[0.9] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
+    assert any("about 6 times as wide as planned, noise and all" in one for one in found.alarms)
+    assert found.multiples == {}
+    fine = judged(rows(*[0.2] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
+    assert fine.alarms == ()
+    assert fine.multiples
+
+
 def test_a_share_that_noise_explains_is_no_alarm() -> None:
     shares = {"s0": 1.07, "s1": -0.07}
     for noise in (0.2, None):
