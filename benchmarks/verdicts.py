@@ -143,6 +143,8 @@ TWINS = {
 YOUNG = number(17, 25, 21, 4)
 DESCENT = {"kind": "dp_optimisation", "clip_norm": 2.0, "steps": 50, "learning_rate": 0.1}
 UNHELD = "intervals leave out"
+# A long tail, clipped, put means of these two 4 to 6 sds off: that is to be said.
+LONG = "num_medications: clipping is expected"
 
 CASES = {
     "heart": Case(heart, auc=0.88),
@@ -159,10 +161,11 @@ CASES = {
             kind="negative_binomial",
             dispersion=0.2,
         ),
+        alarms=LONG,
         epsilon=2.0,
     ),
     "wine, linear": Case(wine, epsilon=1.0),
-    "diabetes, survival": Case(home),
+    "diabetes, survival": Case(home, alarms=LONG),
     "adult, multinomial": Case(of(adult, **MARITAL)),
     "bank, vips": Case(
         bank,
@@ -261,7 +264,7 @@ CASES = {
             rows=lambda _: {"unpaid": "0"},
         ),
         "nobody has the outcome",
-        "unpaid would be",
+        "unpaid would be|not as declared",
         1.0,
     ),
 }

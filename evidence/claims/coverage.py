@@ -117,9 +117,10 @@ CLAIM = Claim(
     source="fedvi; proof in `docs/proofs/noise_aware.md`",
     says="A report counts the noise of its releases and what noise hides, direction by direction, so "
     "that every coefficient's interval covers as often as it promises, of whatever columns.",
-    price="Logistic regression by `site_release` with `clip_norm = \"auto\"`, {rounds} rounds, {sites} "
-    "sites, normal prior of sd {prior_sd} as `fedvi init` drafts it; substitute a record, δ = {delta}, PLD; "
-    "view: every message is seen. Truths are drawn from a standard normal law anew in every simulation.",
+    price="Logistic regression by `site_release` with `clip_norm = \"auto\"`, {rounds} rounds, "
+    "{sites} sites, normal prior of sd {prior_sd} as `fedvi init` drafts it; substitute a record, "
+    "δ = {delta}, PLD; view: every message is seen. Truths are drawn from a standard normal law anew in "
+    "every simulation.",
     finds="{count} cells of columns, coefficients, records and ε, {runs} simulations each. Of nominal "
     "{level} % intervals the worst coefficient's cover the truth in {least} to {most} %, by cell; those of "
     "an oracle that sees all records, in {oracle} % at worst. {within} cells are between {low} and "

@@ -165,8 +165,8 @@ CLAIM = Claim(
     "away. On the {chosen} tables that settings were chosen on, the AUC lacks {message_chosen_auc} and "
     "{aggregate_chosen_auc}. A single release of moments at the same price (a baseline of ten lines) has a "
     "smaller AUC in {ahead_auc} of {pairs} settings and a smaller likelihood in {ahead_likelihood}; where "
-    "it is ahead, by at most {once_most} in AUC. Predicting the rate of the training records (not private) has "
-    "a larger likelihood in {below_base}.",
+    "it is ahead, by at most {once_most} in AUC. Predicting the rate of the training records (not private) "
+    "has a larger likelihood in {below_base}.",
     verdict="corrected",
     why="It holds of the three tables with tens of thousands of records. With a thousand patients, of "
     "whom few die, a single run may rank worse than a coin where every message is seen (the lowest AUC "

@@ -183,8 +183,8 @@ CLAIM = Claim(
     paper="VIPS",
     title="Of 400,000 documents topics can be learnt privately, if composition is counted well",
     source="Park et al. (2020), JAIR 68, §4, and the setting of its code",
-    says="One epoch of batches of 20,000 out of 400,000 documents of Wikipedia, 50 topics: priced by moments, "
-    "perplexity is far below that of strong composition.",
+    says="One epoch of batches of 20,000 out of 400,000 documents of Wikipedia, 50 topics: priced by "
+    "moments, perplexity is far below that of strong composition.",
     price="Add or remove one document, {rounds} Poisson batches at rate {rate}, δ = {delta}; view: every "
     "round is seen. Wikipedia's documents of that year are not to be had: {documents} documents of {words} "
     "words are drawn from {topics} topics that were fitted to news groups (a vocabulary of {vocabulary} "

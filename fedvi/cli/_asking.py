@@ -290,8 +290,10 @@ def positive(flag: str, below: float = math.inf) -> Callable[[str], float]:
 
 
 def count_of(text: str) -> int:
-    if not text.isdecimal():
-        raise errors.ConfigError(f"{text!r} is no whole number", "write digits alone, such as 5000")
+    if not text.isdecimal() or not int(text):
+        raise errors.ConfigError(
+            f"{text!r} is no whole number above 0", "write digits alone, such as 5000"
+        )
     return int(text)
 
 

@@ -1,8 +1,7 @@
 """What `fedvi init` asks, in order; what a local look at a file suggests is for a person to confirm."""
 
 import functools
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,36 +18,30 @@ from fedvi.cli._asking import (
     positive,
     within,
 )
+from fedvi.cli._column_questions import OUT, Flagged, column_questions, table_of
 from fedvi.data.written import named as columns_named
 from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.study.drafts import drafting
+from fedvi.study.implausible import few_records
 
 if TYPE_CHECKING:
     from fedvi.data.guess import Guess
     from fedvi.data.names import Names
 
-__all__ = ["Asked", "formula_of", "table_of"]
+__all__ = ["Asked", "Opened", "formula_of"]
 
-_TYPES = """number:18..100, count:0..20, binary:1/0 (the cell for true first), level:low,high (the
-reference first; a rare one makes all its contrasts wide). What it can be, from a protocol or a code book:
-no bound comes from the file. A record with another level counts as zero. skip: state it later."""
-# In tenths: whoever misses more cells of a column wants to know before anything else is asked of it.
-_HALF = 5
 _FEW_RECORDS = 20
-_OUT = "out"
-_OUT_TOO = f"""
-{_OUT}: it is no covariate, and leaves the formula."""
 _IDENTIFIER = """An identifier tells records or people apart. It explains nothing, and is no covariate. If a
 patient has several rows, it says which rows are protected together."""
 _FORMULA = """What is explained, ~ and what explains it: died ~ age + sex. With --from, the response alone
 stands for all other columns; without identifiers, free text and what is the same in all records, if the
 file was looked at."""
-_MISSING = """drop: a record without it counts as zero. impute VALUE: a public constant in its place, as
-the clinical normal. indicator: the middle of the bounds, the reference level or false in its place, and one
-more coefficient. See docs/guides/missing-data.md."""
-_STAND_INS = """Such a number often says that a value is missing. Taken as a value, it is clipped to the
-bounds, and shifts what is found. yes: a record with it has a missing cell. no: it is a value. Or name
-those that mean missing, between commas."""
+_GAPS = """yes: each covariate is asked about: which numbers mean missing, and what a missing cell is. no:
+only where the file has shown gaps; elsewhere a record with a missing cell counts as zero."""
+_PRIOR = """How far from 0 a coefficient may be before a record is seen. 2.5 leaves nearly all to the
+records, and suits units of half the width of bounds, too. Where a unit is a step that matters to a
+clinician, 0.5 to 1 are enough, and noise widens intervals less. See docs/guides/priors-and-bounds.md."""
+_NAMED = 6
 
 
 class _Formula(NamedTuple):
@@ -57,19 +50,35 @@ class _Formula(NamedTuple):
     left_out: tuple[str, ...] = ()
 
 
+class Opened(NamedTuple):
+    """A file, and the names of its columns; None: there is none."""
+
+    source: Path | None = None
+    header: "Names | None" = None
+
+
 class Asked(NamedTuple):
     """What the questions of one study follow from.
 
     Attributes:
       on: whether there is somebody to ask.
-      source, header: the file of ``--from``, and the names of its columns; None: there is none.
+      opened: the file of ``--from``, or what ``--columns`` names.
       given: flag → what it gave, or None.
+      open_file: opens another file, where no flag names one.
     """
 
     on: bool
-    source: Path | None
-    header: "Names | None"
+    opened: Opened
     given: Mapping[str, Any]
+    open_file: Callable[[Path], Opened]
+
+    @property
+    def source(self) -> Path | None:
+        return self.opened.source
+
+    @property
+    def header(self) -> "Names | None":
+        return self.opened.header
 
     def questions(self, said: Mapping[str, Any]) -> Iterator[Question]:
         """Yields the questions, in order; each reads the answers before it in ``said``.
@@ -77,7 +86,7 @@ class Asked(NamedTuple):
         Raises:
           ConfigError: flags contradict one another.
         """
-        given, names = self.given, self.names
+        given = self.given
         name = "part of the names of files: letters, digits, `.`, `_` and `-`"
         read = named("--name")
         yield Question(
@@ -90,6 +99,14 @@ class Asked(NamedTuple):
         yield Question(
             "clients", "Sites, between commas", who, client_names, None, given["clients"]
         )
+        if self.on and self.header is None:
+            words = "A site's file on this machine, which names the columns (none: you type them)"
+            why = (
+                "CSV, Parquet or NumPy's. Its first line is read; you are asked before a record is."
+            )
+            yield Question("from", words, why, self._file, "none", show=None)
+            self = self._replace(opened=said["from"])
+        names = self.names
         if self.on and self.source is not None:
             yield Question(
                 "look",
@@ -111,7 +128,14 @@ class Asked(NamedTuple):
             show=lambda _: _formula_shown(said),
         )
         yield from self._promise(said, guesses)
+        if self.on:
+            words = "Are cells of covariates missing" + (
+                " at other sites" if guesses else " at any site"
+            )
+            words += ", so that each column needs a rule (yes, no)"
+            yield Question("gaps", words, _GAPS, _yes, "no")
         yield from self._columns(said, guesses)
+        yield self._prior(said)
         server = "HOST:PORT, which sites dial"
         default = "fedvi.example.org:7443"
         words = "Where sites will reach the server"
@@ -121,6 +145,34 @@ class Asked(NamedTuple):
     def names(self) -> dict[str, str]:
         """Name in a formula → what the file calls the column; empty without a file."""
         return {} if self.header is None else columns_named(self.header.columns)
+
+    def _file(self, text: str) -> Opened:
+        return Opened() if text == "none" else self.open_file(Path(text).expanduser())
+
+    def _prior(self, said: Mapping[str, Any]) -> Question:
+        """Asks for the prior's sd, and says what it means for one unit of each column."""
+        ratio = drafting.model_of(said["kind"]).ratio
+        units = [
+            f"{name} per {table['scale']:,.12g}" + (f" {table['unit']}" if "unit" in table else "")
+            for name in drafting.variables(formula_of(said))
+            if "scale" in (table := table_of(said, name))
+        ]
+        of = (
+            f" ({', '.join(units[:_NAMED])}{', …' if len(units) > _NAMED else ''})" if units else ""
+        )
+        words = (
+            f"Prior sd of a coefficient, for one unit of its column{of}: {drafting.PRIOR_SCALE:g} says "
+            f"{drafting.prior_in_words(drafting.PRIOR_SCALE, ratio)} (95 %)"
+        )
+
+        def remark(scale: float) -> str:
+            same = scale == drafting.PRIOR_SCALE
+            said = drafting.prior_in_words(scale, ratio)
+            return "" if same else f"that says {said} (95 %) for one unit"
+
+        default, given = f"{drafting.PRIOR_SCALE:g}", self.given["prior_scale"]
+        read = positive("--prior-scale")
+        return Question("prior-scale", words, _PRIOR, read, default, given, remark=remark)
 
     def _look(self, text: str) -> "dict[str, Guess]":
         if choice(("yes", "no"))(text) == "no":
@@ -236,13 +288,16 @@ class Asked(NamedTuple):
             why = "no: the ε of all sites together counts a person at each of them. yes: it is one site's."
             sure = None if given["disjoint"] is None else ("yes" if given["disjoint"] else "no")
             yield Question("disjoint", words, why, choice(("yes", "no")), "no", sure)
-            words = (
-                f"Public upper bound on the {said['unit']}s of any site (0 or skip: state it later)"
-            )
-            why = "From the protocol or the register's size, not counted in a file."
-            most = given["max_records"]
-            yield Question("max-records", words, why, count_of, "0", most, may_skip=True)
-            delta = f"{drafting.default_delta(said['max-records'] or None):g}"
+            if self.on or given["max_records"] is not None:
+                unit = said["unit"]
+                words = f"Public upper bound on the {unit}s of any site (skip: state it later)"
+                why = "From the protocol or the register's size, not counted in a file."
+                remark = functools.partial(few_records, unit=unit)
+                most = given["max_records"]
+                yield Question(
+                    "max-records", words, why, count_of, None, most, may_skip=True, remark=remark
+                )
+            delta = f"{drafting.default_delta(said.get('max-records')):g}"
             why = "The part of probability that the promise leaves out."
             words = "δ, far below 1 / that number"
             read = positive("--delta", below=0.5)
@@ -256,11 +311,11 @@ class Asked(NamedTuple):
     def _columns(
         self, said: Mapping[str, Any], guesses: "Mapping[str, Guess]"
     ) -> Iterator[Question]:
-        formula = formula_of(said)
+        formula, given = formula_of(said), self.given
         wanted = drafting.variables(formula)
         spelt = {column: name for name, column in self.names.items()}
         stated = {}
-        for text in self.given["stated"]:
+        for text in given["stated"]:
             name, _ = drafting.parse_column(text)
             stated[spelt.get(name, name)] = text.partition("=")[2].strip()
         for name in stated:
@@ -270,33 +325,33 @@ class Asked(NamedTuple):
                     errors.did_you_mean(name, wanted),
                 )
         expected = drafting.response_types(said["kind"], formula)
-        rules = {}
-        for text in self.given["missing"]:
-            name, _, rule = text.partition("=")
-            name = spelt.get(name, name)
-            if name not in wanted or name in expected:
-                raise errors.ConfigError(
-                    f"--missing {name}: no covariate of the formula {formula!r}",
-                    errors.did_you_mean(name, [each for each in wanted if each not in expected]),
-                )
-            rules[name] = rule.strip()
-        cells = {}
-        for text in self.given["missing_values"]:
-            name, _, listed = text.partition("=")
-            name = spelt.get(name, name)
-            if name not in wanted or not listed.strip():
-                raise errors.ConfigError(
-                    f"--missing-values is {text!r}, expected NAME=CELL,CELL… of a column of the formula",
-                    errors.did_you_mean(name, wanted),
-                )
-            cells[name] = listed.strip()
+        covariates = [name for name in wanted if name not in expected]
+        units = self._by_column("--per", "covariate", given["per"], covariates)
+        rules = self._by_column("--missing", "covariate", given["missing"], covariates)
+        cells = self._by_column("--missing-values", "column", given["missing_values"], wanted)
         for name in wanted:
             kind = expected.get(name)
             # What nobody states, and nobody can be asked, is left open.
-            given = stated.get(name, None if self.on else kind or {})
+            declared = stated.get(name, None if self.on else kind or {})
             free = said["formula"].all_columns and kind is None
-            looks, rule, listed = guesses.get(name), rules.get(name), cells.get(name)
-            yield from _column(said, name, given, kind, looks, rule, listed, free)
+            flagged = Flagged(declared, units.get(name), rules.get(name), cells.get(name))
+            yield from column_questions(said, name, flagged, kind, guesses.get(name), free)
+
+    def _by_column(
+        self, flag: str, of: str, texts: Iterable[str], known: Sequence[str]
+    ) -> dict[str, str]:
+        """Reads NAME=…, by a column's name in the formula or in the file."""
+        spelt, found = {column: name for name, column in self.names.items()}, {}
+        for text in texts:
+            name, _, rest = text.partition("=")
+            name = spelt.get(name, name)
+            if name not in known or not rest.strip():
+                raise errors.ConfigError(
+                    f"{flag} is {text!r}, expected NAME=… of a {of} of the formula",
+                    errors.did_you_mean(name, known),
+                )
+            found[name] = rest.strip()
+        return found
 
 
 @functools.lru_cache(maxsize=1)
@@ -346,220 +401,6 @@ def _repeated(said: Mapping[str, Any], guesses: "Mapping[str, Guess]") -> tuple[
     return next(iter(people + found), None), bool(people)
 
 
-def _column(
-    said: Mapping[str, Any],
-    name: str,
-    given: str | dict[str, Any] | None,
-    expected: str | None,
-    guess: "Guess | None",
-    rule: str | None,
-    listed: str | None,
-    free: bool,
-) -> Iterator[Question]:
-    """Asks for a column's type, for bounds and levels that it leaves open, and for its missing cells.
-
-    Args:
-      said: answers so far.
-      name: of the column, in the formula.
-      given: what a flag states of it.
-      expected: the type that the model asks for.
-      guess: what the column looks like.
-      rule: what a flag says of missing cells.
-      listed: cells that mean missing, as a flag says.
-      free: whether it may leave the formula, which has all columns of a file.
-    """
-    from fedvi.data.suggest import suggested, words_for_missing
-
-    default = (expected or "number") if guess is None else suggested(guess, expected)
-    words = f"{name}: {_looks(guess, default, expected)}" + (f", or {_OUT}" if free else "")
-    read, why = _column_reader(name, free=free), _TYPES + (_OUT_TOO if free else "")
-    remark = functools.partial(_unseen, name, guess)
-    yield Question(f"column {name}", words, why, read, default, given, may_skip=True, remark=remark)
-    table = said[f"column {name}"] or {}
-    kind = table.get("type")
-    after, words = "", ""
-    if kind in ("number", "count") and "bounds" not in table:
-        after, words = "bounds", f"{name}: lowest and highest that it can be, LOW..HIGH"
-    if kind == "level" and "levels" not in table:
-        after = "levels"
-        words = f"{name}: all levels that may occur, between commas, the reference first"
-    if given is None and after:
-        words, read = words + (f", or {_OUT}" if free else ""), _column_reader(name, kind, free)
-        yield Question(f"{after} {name}", words, why, read, may_skip=True, remark=remark)
-        if _OUT in (said[f"{after} {name}"] or {}):
-            return
-    for flag, text in (("--missing", rule), ("--missing-values", listed)):
-        if text is not None and kind is None and _OUT not in table:
-            raise errors.ConfigError(
-                f"{flag} {name}: the column has no type yet", f"give --column {name}=TYPE, too"
-            )
-    seen = guess.stand_ins if guess is not None and kind in ("number", "count") else ()
-    if kind is not None and (seen or listed is not None):
-        codes = [code for code, _ in seen]
-        lie = "lie" if len(codes) > 1 else "lies"
-        words = (
-            f"{name}: {' and '.join(codes)} {lie} far beyond the other values. Missing (yes, no)"
-        )
-        yield Question(
-            f"missing-values {name}",
-            words,
-            _STAND_INS,
-            _cells_reader(codes),
-            "yes",
-            listed,
-            show=lambda table: ", ".join(map(str, table.get("missing_values", ["none"]))),
-        )
-    # An outcome is never made up: a record without it counts as zero.
-    if kind is None or expected is not None or (guess is None and rule is None):
-        return
-    # Words of the file are written where a person has seen them in the question, which a flag answers.
-    odd: list[Any] = (
-        [] if guess is None or rule is not None else list(words_for_missing(guess, kind))
-    )
-    odd += (said.get(f"missing-values {name}") or {}).get("missing_values", [])
-    if rule is not None or odd or (guess is not None and guess.missing):
-        beside = f" (also {', '.join(map(str, odd))})" if odd else ""
-        share = (
-            "some"
-            if guess is None
-            else _share(guess, sum(n for code, n in seen if int(code) in odd))
-        )
-        words = f"{name}: {share} of its cells are missing{beside}. drop, indicator, impute VALUE"
-        read = _missing_reader(name, table_of(said, name), odd)
-        yield Question(f"missing {name}", words, _MISSING, read, "drop", rule)
-
-
-def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> str:
-    """Says what a column may hold, as it looks, and what is to be said of it."""
-    from fedvi.data.suggest import values_of
-
-    if guess is None:
-        return "what it may hold"
-    if guess.commas:
-        return (
-            "its decimal commas are read by no study; save the file with points. What it may hold"
-        )
-    if default is not None:
-        first = {"level": " (the reference first)", "binary": " (YES/NO)"}
-        said = first.get(default.partition(":")[0], "") + _often_missing(guess)
-        return f"what it may hold, as it looks{said}; confirm or correct"
-    if expected == "binary":
-        few = f", and looks like {', '.join(values_of(guess))}" if guess.kind == "level" else ""
-        return f"it is to be a yes or no{few}. Which cells mean yes, which no, binary:YES,…/NO,…"
-    if guess.kind == "text":
-        return "it holds many texts, of which none is suggested. Its levels, level:A,B,…"
-    return "what it may hold; nothing is suggested"
-
-
-def _often_missing(guess: "Guess") -> str:
-    return f"; {_share(guess)} of its cells are missing" if _tenths(guess) >= _HALF else ""
-
-
-def _tenths(guess: "Guess") -> int:
-    """Returns roughly how many cells are missing; words of a column of numbers are among them."""
-    return round(
-        10.0 * (guess.missing + sum(count for _, count in guess.odd)) / max(guess.cells, 1)
-    )
-
-
-def _share(guess: "Guess", more: int = 0) -> str:
-    tenths = _tenths(guess._replace(missing=guess.missing + more))
-    return f"about {10 * tenths} %" if 0 < tenths < 10 else ("few" if tenths == 0 else "nearly all")
-
-
-def _column_reader(
-    name: str, kind: str | None = None, free: bool = False
-) -> Callable[[str], dict[str, Any]]:
-    before = f"{name}=" if kind is None else f"{name}={kind}:"
-
-    def read(text: str) -> dict[str, Any]:
-        if text == _OUT:
-            if free:
-                return {_OUT: True}
-            raise errors.ConfigError(
-                f"{name} stands in the formula as you gave it",
-                "go back to the formula, and take the column out of it",
-            )
-        # Bounds alone, where a type was asked for, are those of a number.
-        more = "number:" if kind is None and re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text) else ""
-        table = drafting.parse_column(before + more + text)[1]
-        _check(name, table)
-        return table
-
-    return read
-
-
-def _check(name: str, table: dict[str, Any]) -> None:
-    """Refuses what no study may say of a column; what is left open is not looked at."""
-    from fedvi.data.schema import parse_schema
-
-    bounds = table.get("bounds")
-    if bounds and bounds[0] >= bounds[1]:
-        low, high = bounds
-        raise errors.ConfigError(
-            f"{name}: the lowest, {low}, is not below the highest, {high}",
-            f"write {high}..{low}" if high < low else "write LOW..HIGH, such as 18..100",
-        )
-    if bounds or table.get("levels") or table["type"] == "binary":
-        parse_schema({name: table}, private=True)
-
-
-def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
-    """Says which cells of a declaration no record has; a protocol may know more, so it is no error."""
-    from fedvi.data.guess import spelt
-    from fedvi.data.schema import as_code
-
-    if guess is None or guess.different > len(guess.values):
-        return ""
-    seen = {value for value, _ in guess.values}
-    declared = [cell for key in ("true", "false", "levels") for cell in table.get(key, ())]
-    lacking = [str(cell) for cell in declared if spelt(as_code(str(cell))) not in seen]
-    if not lacking:
-        return ""
-    return f"no cell of the file is {' or '.join(lacking)}. If that is a slip, correct {name} with `back`"
-
-
-def _cells_reader(codes: list[str]) -> Callable[[str], dict[str, Any]]:
-    """Reads which cells mean missing: yes or no of those that were seen, or a list."""
-
-    def read(text: str) -> dict[str, Any]:
-        named = {"yes": codes, "no": []}.get(text, [cell.strip() for cell in text.split(",")])
-        return {"missing_values": [drafting.cell_of(cell) for cell in named]} if named else {}
-
-    return read
-
-
-def _missing_reader(
-    name: str, table: dict[str, Any], odd: list[Any]
-) -> Callable[[str], dict[str, Any]]:
-    kind, more = table["type"], {"missing_values": odd} if odd else {}
-
-    def read(text: str) -> dict[str, Any]:
-        if text in ("drop", "indicator"):
-            return {"missing": text} | more
-        word, _, constant = text.partition(" ")
-        constant = constant.strip()
-        cells: dict[str, Any] = {"true": True, "false": False}
-        try:
-            if word == "impute" and constant:
-                if kind in ("number", "count"):
-                    value: Any = float(constant)
-                else:
-                    value = constant if kind == "level" else cells[constant]
-                told: dict[str, Any] = {"missing": {"impute": value}} | more
-                _check(name, table | told)
-                return told
-        except (KeyError, ValueError):
-            pass
-        wanted = {"binary": "true or false", "level": "a level"}.get(kind, "a number")
-        raise errors.ConfigError(
-            f"{name}: {text!r} is no rule, expected drop, indicator, or impute and {wanted}",
-            "docs/guides/missing-data.md says which suits what",
-        )
-
-    return read
-
-
 def formula_of(said: Mapping[str, Any]) -> str:
     """Returns the formula; one of all columns is without whose a row is, and what was said to be out."""
     formula: _Formula = said["formula"]
@@ -576,18 +417,10 @@ def _gone(said: Mapping[str, Any]) -> list[str]:
     column = said.get("unit-column")
     whose = columns_named([] if column is None else [column])
     names = said["formula"].text.partition(" ~ ")[2].split(" + ")
-    return [name for name in names if name in whose or _OUT in table_of(said, name)]
+    return [name for name in names if name in whose or OUT in table_of(said, name)]
 
 
 def _formula_shown(said: Mapping[str, Any]) -> str:
     formula: _Formula = said["formula"]
     without = [*formula.left_out, *(_gone(said) if formula.all_columns else ())]
     return formula_of(said) + (f"  (without {', '.join(without)})" if without else "")
-
-
-def table_of(said: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Returns what was said of a column, in all its questions."""
-    table: dict[str, Any] = {}
-    for part in ("column", "bounds", "levels", "missing-values", "missing"):
-        table |= said.get(f"{part} {name}") or {}
-    return table

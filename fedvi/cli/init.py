@@ -1,6 +1,7 @@
 """`fedvi init DIR`: a study of one's own, drafted from a few answers, with all that stands beside it."""
 
 import dataclasses
+import functools
 import os
 import sys
 import tomllib
@@ -19,8 +20,9 @@ from fedvi.study.drafts.drafting import Answers
 if TYPE_CHECKING:
     from fedvi.data.names import Names
 from fedvi.cli._asking import converse, slug
+from fedvi.cli._column_questions import table_of
 from fedvi.cli._drafted import check_target, files_of, schemas_of, write_all
-from fedvi.cli._questions import Asked, formula_of, table_of
+from fedvi.cli._questions import Asked, Opened, formula_of
 from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
 
 __all__ = ["init"]
@@ -60,6 +62,19 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     metavar="NAME=TYPE[:…]",
     help="What a column may hold, from public knowledge: age=number:18..100, visits=count:0..20, "
     "sex=binary:m/f, stage=level:low,high. What is left out is left open in the study.",
+)
+@click.option(
+    "--per",
+    "per",
+    multiple=True,
+    metavar="NAME=STEP from START",
+    help='Unit of a number\'s coefficient: age="10 years from 60". [default: round numbers that suit the '
+    "bounds]",
+)
+@click.option(
+    "--prior-scale",
+    type=float,
+    help="The prior's sd of a coefficient, for one unit of its column. [default: 2.5]",
 )
 @click.option(
     "--missing",
@@ -153,7 +168,7 @@ def init(
         return
     check_target(folder)
     on = not yes and _on_terminal()
-    header = _header(source, given)
+    opened = Opened(source, _header(source, given))
     if on:
         click.echo(
             "Enter takes what stands in brackets. back: the question before; skip: leave it open;"
@@ -162,10 +177,12 @@ def init(
     given |= {"address": address, "name_default": slug(folder.resolve().name)}
 
     def finish(said: Mapping[str, Any]) -> tuple[Answers, drafting.Draft, str]:
-        answers, drafted = _checked(_answers(said, folder, source, header, given))
+        answers, drafted = _checked(_answers(said, folder, said.get("from", opened), given))
         return answers, drafted, said["server"]
 
-    asked = Asked(on, source, header, given)
+    # Once a file, since questions are asked anew where an earlier answer is changed.
+    open_file = functools.cache(lambda path: Opened(path, _header(path, given)))
+    asked = Asked(on, opened, given, open_file)
     answers, drafted, server = converse(asked.questions, finish, on)
     files = files_of(answers, drafted, server)
     write_all(folder, files)
@@ -187,15 +204,15 @@ def _on_terminal() -> bool:
 def _answers(
     said: Mapping[str, Any],
     folder: Path,
-    source: Path | None,
-    header: "Names | None",
+    opened: Opened,
     given: Mapping[str, Any],
 ) -> Answers:
+    source, header = opened
     formula = formula_of(said)
     names = {} if header is None else columns_named(header.columns)
     promise = {key: said[key] for key in ("epsilon", "delta", "unit", "relation") if key in said}
     private = said["protection"] == "dp"
-    most = said["max-records"] if private else given["max_records"]
+    most = said.get("max-records") if private else given["max_records"]
     tables = {}
     for name in drafting.variables(formula):
         table = table_of(said, name)
@@ -209,8 +226,9 @@ def _answers(
         columns=tables,
         private=private,
         disjoint=said.get("disjoint") == "yes",
-        max_records=most or None,
+        max_records=most,
         unit_column=said.get("unit-column"),
+        prior_scale=said["prior-scale"],
         solver=given["solver"],
         settings=dict(drafting.parse_setting(text) for text in given["settings"]),
         separator=given["separator"] or ("," if header is None else header.separator),
@@ -294,10 +312,7 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
     from fedvi.study.config import parse_study
 
     drafted = drafting.draft(answers)
-    raw = tomllib.loads(drafted.text)
-    if "data.max_records" in drafted.open:
-        raw["data"]["max_records"] = 1  # any: all else is looked at now
-    study = parse_study(raw)
+    study = parse_study(_parsed(drafted))
     stated = {
         name: table
         for name, table in study.data.columns_schema.items()
@@ -319,7 +334,7 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
             records=answers.max_records or 1000,
             clients=len(answers.clients),
             rounds=answers.rounds,
-            prior_sd=2.5,
+            prior_sd=answers.prior_scale,
         )
     elif (expected := outlook(assemble(study))) is not None:
         numbers = expected.numbers
@@ -334,11 +349,24 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
 
 
 def _warnings(drafted: drafting.Draft) -> tuple[str, ...]:
-    """Returns what `fedvi check` will warn of by name; nothing, while something is left open."""
+    """Returns what `fedvi check` will warn of, as far as it is known while something is left open."""
+    from fedvi.planning.advice import doubts
     from fedvi.study.build import assemble
     from fedvi.study.config import parse_study
+    from fedvi.study.implausible import implausible
 
-    return () if drafted.open else assemble(parse_study(tomllib.loads(drafted.text))).warnings
+    raw = _parsed(drafted)
+    return tuple(
+        implausible(parse_study(raw), None) if drafted.open else doubts(assemble(parse_study(raw)))
+    )
+
+
+def _parsed(drafted: drafting.Draft) -> dict[str, Any]:
+    """Returns the tables of a draft, which a study may be but for its columns."""
+    raw = tomllib.loads(drafted.text)
+    if "data.max_records" in drafted.open:
+        raw["data"]["max_records"] = 1000  # any that is plausible: all else is looked at
+    return raw
 
 
 def _check_formula(answers: Answers, stated: Mapping[str, Any]) -> None:

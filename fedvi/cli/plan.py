@@ -10,6 +10,8 @@ import click
 
 from fedvi import errors
 from fedvi.cli._outputs import check_new
+from fedvi.planning import width_tables
+from fedvi.planning.width_tables import effect_name, size
 
 if TYPE_CHECKING:
     from fedvi.planning.scenarios import Cell, Needs
@@ -83,7 +85,7 @@ def plan(
     from fedvi.report import tables
 
     _show(assembly, found, asked, cells)
-    tables.say(filter(None, (_prior(steps, found), help_, _assumed(found))))
+    tables.say(filter(None, (_prior(steps, found), help_, width_tables.smallest_told(found))))
     for line in warnings:
         click.echo(f"warning: {line}", err=True)
     if plot is not None:
@@ -110,38 +112,14 @@ def _show(
     assembly: "Assembly", found: "Widths", asked: "list[Needs]", cells: "tuple[Cell, ...]"
 ) -> None:
     from fedvi.report import tables
-    from fedvi.report.labels import is_effect
 
-    console, number = tables.console(), tables.number
-    units = any(row.unit for row in found.rows)
-    what = _what(found.ratio)
-    names = ["coefficient", *(["unit"] if units else []), "± 95 %", "no noise", "times"]
-    names += [f"smallest {what}", "no noise"]
-    rows = []
-    for row in found.rows:
-        least = "" if row.stated else "≥ "
-        effects = ((least, row.detectable), ("", row.open_detectable))
-        rows.append(
-            [
-                row.name,
-                *([row.unit] if units else []),
-                least + number(1.96 * row.sd, 2),
-                number(1.96 * row.open_sd, 2),
-                number(row.multiple, 2),
-                *(
-                    _size(one, found.ratio, mark) if is_effect(row.name) else ""
-                    for mark, one in effects
-                ),
-            ]
-        )
-    study = assembly.study
+    console, study = tables.console(), assembly.study
     promise = study.privacy.promise
     said = f"ε = {promise.epsilon:g}, view {study.privacy.view}" if promise else "no protection"
     title = f"Plan of {study.study.name}: {found.records:,} records at {len(study.clients)} sites, {said}"
+    names, rows, *_ = width_tables.table(found)
     console.print(tables.grid(names, rows, title, ("coefficient", "unit")), crop=False)
-    if not all(row.stated for row in found.rows):
-        said = _HOPEFUL + ("" if any(row.stated for row in found.rows) else _GUESSED)
-        tables.say([said])
+    tables.say(filter(None, [width_tables.guessed(found)]))
     for line in (
         *_table(cells, found.ratio),
         *(_needs(one, assembly, found) for one in asked),
@@ -152,44 +130,20 @@ def _show(
             console.print(line, highlight=False, markup=False)
 
 
-_HOPEFUL = (
-    "≥: the study does not say how these columns, or the outcome, spread in your records. Their intervals "
-    "are likely to be wider than this: often twice as wide, several times where most records are alike. "
-    "Before you rely on it, say data.schema.NAME.expected."
-)
-# docs/plan.md
-_GUESSED = " Of two studies planned like this one, 6 of 48 intervals came within 25 % of the plan."
-
-
-def _what(ratio: str) -> str:
-    return f"{ratio} ratio" if ratio else "difference"
-
-
-# Larger effects, as of a ratio above 1,000, are none that a study could be about.
-_LARGEST_LOG_RATIO, _LARGEST_DIFFERENCE = math.log(1_000.0), 50.0
-
-
-def _size(effect: float, ratio: str, mark: str = "") -> str:
-    """Writes an effect as a ratio above 1, or a difference, after the mark; a dash alone for none."""
-    if not effect < (_LARGEST_LOG_RATIO if ratio else _LARGEST_DIFFERENCE):
-        return "–"
-    return mark + (f"{math.exp(effect):.3g}" if ratio else f"{effect:.2g}")
-
-
 def _table(cells: "tuple[Cell, ...]", ratio: str) -> Iterator[Any]:
     from fedvi.planning.scenarios import VIEWS, rows_of
     from fedvi.report import tables
 
     for view in VIEWS:
         rows = [
-            [f"{epsilon:g}", *(_size(cell.detectable, ratio) for cell in row)]
+            [f"{epsilon:g}", *(size(cell.detectable, ratio) for cell in row)]
             for epsilon, row in rows_of(cells, view)
         ]
         if rows:
             row = next(row for _, row in rows_of(cells, view))
             names = ["ε", *(f"{cell.records:,} records" for cell in row)]
-            rows.append(["no noise", *(_size(cell.open_detectable, ratio) for cell in row)])
-            title = f"Smallest {_what(ratio)} of the median covariate, view {view}"
+            rows.append(["no noise", *(size(cell.open_detectable, ratio) for cell in row)])
+            title = f"Smallest {effect_name(ratio)} of the median covariate, view {view}"
             yield tables.grid(names, rows, title, ("ε",))
 
 
@@ -200,8 +154,9 @@ def _needs(found: "Needs", assembly: "Assembly", plan: "Widths") -> str:
     study, ratio = assembly.study, plan.ratio
     # Of a number, a ratio is one for a unit of the coefficient, which is seldom one of the file.
     unit = next((f" {row.unit}" for row in plan.rows if row.name == found.name and row.unit), "")
-    wanted = f"{found.name}, {_what(ratio)} {_size(found.effect, ratio)}{unit}"
-    now = f"smallest here {_size(found.detectable, ratio)}"
+    wanted = f"{found.name}, {effect_name(ratio)} {size(found.effect, ratio)}{unit}"
+    stated = all(row.stated for row in plan.rows if row.name == found.name)
+    now = f"smallest here {size(found.detectable, ratio, '' if stated else '≥ ')}"
     ways = [
         None if found.epsilon is None else f"ε = {found.epsilon:.2g} at these records",
         None
@@ -230,13 +185,10 @@ def _prior(steps: Any, found: "Widths") -> str:
         + (f" per {step.step:g}" if step.step != 1.0 or step.name in units else "")
         for step in steps
     ]
-    return f"the prior says, of the {_what(found.ratio)} (95 %): " + "; ".join(said) if said else ""
-
-
-def _assumed(found: "Widths") -> str:
     return (
-        "“smallest”: its interval leaves out no effect in four of five studies. Estimates, not promises; "
-        "assumed: " + "; ".join(found.assumed)
+        f"the prior says, of the {effect_name(found.ratio)} (95 %): " + "; ".join(said)
+        if said
+        else ""
     )
 
 
@@ -267,7 +219,7 @@ def _draw(cells: "tuple[Cell, ...]", ratio: str, name: str, path: Path) -> None:
         )
     plots.smallest_effects(
         views,
-        f"smallest {_what(ratio)}",
+        f"smallest {effect_name(ratio)}",
         f"{name}: smallest effect that a study would find",
         path,
         is_ratio=bool(ratio),

@@ -21,6 +21,7 @@ from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.inference.units import unit_model
 from fedvi.models.capabilities import Regression, SharesEffects
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
+from fedvi.planning.plan import rounds_in_vain
 from fedvi.planning.priors import quarrels
 from fedvi.planning.scenarios import Lever, levers
 from fedvi.planning.signals import (
@@ -51,7 +52,7 @@ _CLEARLY = 1.1
 # `site_release` is preferred if its ratio is at least this part of the best one.
 _SLOWER = 0.5
 # Rounds that are enough for steps shortened by noise.
-_ROUNDS = 20
+_ROUNDS = 12
 # Below this share of the way to the answer, a plan has too few rounds.
 _SHORT_OF_ROUNDS = 0.5
 
@@ -140,13 +141,13 @@ def outlook(assembly: Assembly) -> Outlook | None:
 
 
 def doubts(assembly: Assembly) -> tuple[str, ...]:
-    """Returns all warnings to print before a study runs, and again with its result.
+    """Returns all warnings of `fedvi check`, to print before a study runs, and again with its result.
 
-    They concern settings that are allowed but probably unintended, conflicts between bounds and the prior,
-    and estimates of the study's own mode that noise dominates.
+    They concern settings that are allowed but probably unintended, rounds that release the same sums
+    again, conflicts between bounds and the prior, and estimates of its own mode that noise dominates.
     """
     numbers, kind = _numbers(assembly), assembly.study.solver.kind
-    found = [*assembly.warnings, *quarrels(assembly)]
+    found = [*assembly.warnings, *rounds_in_vain(assembly), *quarrels(assembly)]
     if numbers is not None and kind in solver_kinds.__all__ and assembly.noise_multiplier:
         own = _mode(assembly, numbers, kind)
         found += [*_warnings(own), *_of_newton(own, assembly)]

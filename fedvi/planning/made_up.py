@@ -13,7 +13,6 @@ from fedvi.data.schema import Level, Number, Schema, indicator_name
 from fedvi.errors import ConfigError, did_you_mean
 from fedvi.models.capabilities import Regression
 from fedvi.models.outcomes.base import Predicts
-from fedvi.planning.signals import TYPICAL_SPREAD
 from fedvi.study.build import Assembly
 from fedvi.study.spec import shared_parts
 
@@ -25,6 +24,7 @@ __all__ = [
     "is_known",
     "made_up",
     "records_of",
+    "silent",
     "spread_of",
     "stated",
 ]
@@ -35,6 +35,9 @@ TYPICAL_AUC = 0.75
 # The number of made-up records, enough for a precision of some per cent.
 _ENOUGH = 4000
 _SEED = 20
+# The sd of a number, as a share of half the width of its bounds, which are wider than its values; and the
+# frequency of a level, as a multiple of that of the level before. Chosen on six tables, see docs/plan.md.
+_SPREAD, _RARER = 0.25, 0.7
 # The share of missing cells in a column with an indicator, if a study states none.
 _MISSING = 0.1
 # The share of records with a true outcome, if a study states none; below half, to be cautious.
@@ -91,17 +94,11 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
         )
     if assembly.grouped:
         yield "every patient has one row"
-    columns = dict.fromkeys(part.column for parts in design.coefficients for part in parts)
-    silent = [
-        name
-        for name in columns
-        if name in assembly.schema
-        and not _is_stated(assembly.schema[name], expected_of(assembly, name))
-    ]
-    if silent:
+    columns, unsaid = _covariates(assembly), _unsaid(assembly)
+    if unsaid:
         yield (
-            f"{', '.join(silent)}: numbers spread as their bounds or their centre and scale suggest, "
-            "levels are equally frequent (say data.schema.NAME.expected)"
+            f"{', '.join(unsaid)}: numbers spread as their bounds or their centre and scale suggest, "
+            f"each level is {_RARER:g} times as frequent as the one before (say data.schema.NAME.expected)"
         )
     outcome = expected_of(assembly, design.response.columns[-1])
     if design.response.type == "binary":
@@ -111,28 +108,46 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
             yield f"covariates predict the outcome with an AUC of {TYPICAL_AUC:g} (say its expected.auc)"
     if design.response.type == "survival" and outcome.shares is None:
         yield f"{_EVENTS:.0%} have the event (say the expected.share of {design.response.columns[1]})"
-    if not any(
-        expected_of(assembly, name).correlations for name in columns if name in assembly.schema
-    ):
+    if not any(expected_of(assembly, name).correlations for name in columns):
         yield "covariates are not correlated; otherwise intervals are wider (say expected.correlations)"
 
 
 def stated(assembly: Assembly) -> frozenset[str]:
     """Returns the coefficients that need no assumption, as the study states their columns' spread."""
-    schema, design = assembly.schema, assembly.design
-    response = design.response
-    asked = response.columns[-1:] if response.type in ("binary", "survival") else ()
-    if any(expected_of(assembly, name).shares is None for name in asked):
+    design, unsaid = assembly.design, _unsaid(assembly)
+    if _unsaid_outcome(assembly):
         return frozenset()
     return frozenset(
         name
         for name, parts in zip(design.names, design.coefficients, strict=True)
-        if all(
-            part.column not in schema
-            or _is_stated(schema[part.column], expected_of(assembly, part.column))
-            for part in parts
-        )
+        if not any(part.column in unsaid for part in parts)
     )
+
+
+def silent(assembly: Assembly) -> tuple[str, ...]:
+    """Returns the columns whose spread the study does not state, the outcome first."""
+    return (*_unsaid_outcome(assembly), *_unsaid(assembly))
+
+
+def _covariates(assembly: Assembly) -> list[str]:
+    named = dict.fromkeys(part.column for parts in assembly.design.coefficients for part in parts)
+    return [name for name in named if name in assembly.schema]
+
+
+def _unsaid(assembly: Assembly) -> tuple[str, ...]:
+    """Returns the covariates whose spread the study does not state."""
+    return tuple(
+        name
+        for name in _covariates(assembly)
+        if not _is_stated(assembly.schema[name], expected_of(assembly, name))
+    )
+
+
+def _unsaid_outcome(assembly: Assembly) -> tuple[str, ...]:
+    """Returns the column of an outcome whose share the study does not state, if it has one."""
+    response = assembly.design.response
+    asked = response.columns[-1:] if response.type in ("binary", "survival") else ()
+    return tuple(name for name in asked if expected_of(assembly, name).shares is None)
 
 
 def _is_stated(column: Any, expected: Expected) -> bool:
@@ -150,7 +165,7 @@ def spread_of(column: Number, expected: Expected) -> tuple[float, float]:
         return mean, math.sqrt(max(mean, 1.0)) if expected.sd is None else expected.sd
     # Any other centre or scale is meant to standardise the column.
     by_bounds = (column.center, column.scale) == (middle, half)
-    sd = TYPICAL_SPREAD * half if by_bounds else column.scale
+    sd = _SPREAD * half if by_bounds else column.scale
     centre = min(max(column.center, low), high)
     return (
         centre if expected.mean is None else expected.mean,
@@ -240,7 +255,7 @@ def _column(
         values = (_numbers(column, expected, place) - column.center) / column.scale
     else:
         count = len(column.levels) if isinstance(column, Level) else 2
-        shares = expected.shares or (1.0 / count,) * count
+        shares = expected.shares or _frequencies(count)
         values = np.searchsorted(np.cumsum(shares)[:-1], place).astype(np.float64)
     found = {name: values}
     if column.missing == "indicator":
@@ -253,6 +268,16 @@ def _column(
     if isinstance(column, Level):
         found[name] = found[name].astype(np.int32)
     return found
+
+
+def _frequencies(count: int) -> tuple[float, ...]:
+    """Returns assumed shares of levels, the reference first; of two, a half each.
+
+    >>> [round(share, 2) for share in _frequencies(3)]
+    [0.46, 0.32, 0.22]
+    """
+    parts = [1.0 if count == 2 else _RARER**place for place in range(count)]
+    return tuple(part / sum(parts) for part in parts)
 
 
 def _numbers(column: Number, expected: Expected, place: np.ndarray) -> np.ndarray:

@@ -1,20 +1,23 @@
 """Plans a study for `fedvi check`: its releases, their number and their price; reads no data."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedvi import errors
+from fedvi.planning import width_tables
 from fedvi.planning.signals import given_clip_norm, noise_left
+from fedvi.planning.widths import Widths, why_not, widths
 from fedvi.privacy import events
-from fedvi.privacy.spoken import Speaks, Summary, facts, up
+from fedvi.privacy.spoken import Speaks, Summary, Table, facts, promised, up
 from fedvi.study import site_effects
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import Study
 from fedvi.updates.conjugate import ConjugateModel
 
-__all__ = ["Plan", "plan"]
+__all__ = ["Plan", "plan", "rounds_in_vain"]
 
 # From this ratio, a mean over rounds is reported as noisier than one release.
 _NOISIER = 1.02
@@ -24,7 +27,7 @@ _MOST_NAMES = 12
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Plan(Speaks):
-    """The price and traffic of a study, before it runs.
+    """The price and traffic of a study, before it runs; and its intervals, see ``widths``.
 
     Attributes:
       study: its name.
@@ -52,6 +55,7 @@ class Plan(Speaks):
       view: who sees what.
       mark: printed beside every claim.
       warnings: settings that are allowed but probably unintended, one sentence each.
+      assembly: the study, built.
     """
 
     study: str
@@ -83,12 +87,35 @@ class Plan(Speaks):
     view: str
     mark: str
     warnings: tuple[str, ...]
+    assembly: Assembly = dataclasses.field(compare=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.study}: {self._promise}; {self._traffic})"
 
+    def widths(self) -> Widths:
+        """Returns the expected width of each coefficient's interval, as `fedvi plan` prints it.
+
+        Computed when first asked for, which takes seconds.
+
+        Raises:
+          ConfigError: they cannot be predicted: the posterior is no full Gaussian, the solver's intervals
+            leave the noise out, or the model is no regression of one number, yes or no, or time.
+        """
+        if self._no_widths:
+            hint = "`fedvi check` compares the private modes of such a study"
+            raise errors.ConfigError(self._no_widths, hint)
+        return self._widths
+
+    @functools.cached_property
+    def _no_widths(self) -> str:
+        return why_not(self.assembly)
+
+    @functools.cached_property
+    def _widths(self) -> Widths:
+        return widths(self.assembly)
+
     def summary(self) -> Summary:
-        """Returns the price, then the traffic; ``fedvi check`` prints more."""
+        """Returns the price, the traffic, and the expected widths, if they can be predicted."""
         prices = [
             f"ε {up(price) if price is not None else '– (not offered)'} under {name.replace('_', '/')}"
             for name, price in self.epsilon.items()
@@ -111,24 +138,26 @@ class Plan(Speaks):
             ("digest", f"{self.digest[:16]}… (every site must have the same)"),
         ]
         warnings = tuple(filter(None, (self.mark, *self.warnings)))
-        return Summary(f"Plan of {self.study}", (), (facts(rows),), warnings)
+        expected: tuple[Table, ...] = ()
+        lines: tuple[str, ...] = ()
+        if not self._no_widths:
+            found = self.widths()
+            expected = (width_tables.table(found, width_tables.title(found)),)
+            lines = width_tables.said_beside(found)
+        return Summary(f"Plan of {self.study}", lines, (facts(rows), *expected), warnings)
 
     @property
     def _promise(self) -> str:
-        if self.budget_epsilon is None or self.delta is None:
-            return "no protection (ε = ∞)"
-        return (
-            f"ε ≤ {self.budget_epsilon:g} at δ = {self.delta:g} for one {self.unit} under "
-            f"{self.relation}, view {self.view}"
-        )
+        return promised(self.budget_epsilon, self.delta, self.unit, self.relation, self.view)
 
     @property
     def _traffic(self) -> str:
         return f"at most {self.messages_per_client} messages of {self.numbers_per_message} numbers"
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns plain values for JSON; an infinite ε becomes the string "inf"."""
-        plain = dataclasses.asdict(self)
+        """Returns plain values for JSON, without widths; an infinite ε becomes the string "inf"."""
+        names = [field.name for field in dataclasses.fields(self) if field.name != "assembly"]
+        plain = {name: getattr(self, name) for name in names}
         plain["warnings"] = list(self.warnings)
         for key in ("epsilon", "epsilon_rdp"):
             plain[key] = {
@@ -179,7 +208,8 @@ def plan(study: Study | Assembly) -> Plan:
         accountant=study.privacy.accountant,
         view=study.privacy.view,
         mark=assembly.mark,
-        warnings=(*assembly.warnings, *_of_rounds(assembly)),
+        warnings=(*assembly.warnings, *rounds_in_vain(assembly)),
+        assembly=assembly,
     )
 
 
@@ -189,7 +219,7 @@ def _family(assembly: Assembly) -> str:
     return type(assembly.family).__name__ if conjugate else assembly.study.family.kind
 
 
-def _of_rounds(assembly: Assembly) -> Iterator[str]:
+def rounds_in_vain(assembly: Assembly) -> Iterator[str]:
     """Yields advice if answers do not depend on q, so that every round releases the same sums again.
 
     At one promise, each of J answers has √J times the noise of a single answer, over all records together;

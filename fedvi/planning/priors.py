@@ -6,6 +6,7 @@ from typing import NamedTuple
 from fedvi.data.schema import Number
 from fedvi.planning.made_up import expected_of, is_known, spread_of
 from fedvi.study.build import Assembly
+from fedvi.study.round_numbers import round_below
 from fedvi.study.spec import shared_parts
 from fedvi.study.spec.coefficients import Z95
 
@@ -40,7 +41,7 @@ def steps(assembly: Assembly) -> tuple[Step, ...]:
     for name, sd, column in _alone(assembly):
         step, size = 1.0, sd
         if isinstance(column, Number) and not column.whole:
-            step = _round(spread_of(column, expected_of(assembly, name))[1])
+            step = round_below(spread_of(column, expected_of(assembly, name))[1])
             size = sd * step / column.scale
         low, high = -Z95 * size, Z95 * size
         found.append(Step(name, step, *((math.exp(low), math.exp(high)) if ratio else (low, high))))
@@ -58,17 +59,17 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
         low, high = column.bounds
         if shared_parts.ratio(assembly.study) and room < _LEAST_ROOM:
             said.append(
-                f"data.schema.{name}: the prior hardly leaves room for an effect: {_round(spread):g} "
+                f"data.schema.{name}: the prior hardly leaves room for an effect: {round_below(spread):g} "
                 f"more change the {shared_parts.ratio(assembly.study)} by a factor of {room:.2g} at most "
                 f"(95 %). One unit of the coefficient is {column.scale:g}: state scale = "
-                f"{_round(spread):g}, or a wider prior.scale"
+                f"{round_below(spread):g}, or a wider prior.scale"
             )
         # A stated scale is assumed to fit the prior, whatever the bounds.
         if (high - low) / spread > _WIDE and column.scale == (high - low) / 2.0:
             said.append(
                 f"data.schema.{name}.bounds: [{low:g}, {high:g}] are {(high - low) / spread:.0f} sds wide: "
-                f"state a center and scale = {_round(spread):g}, or narrower bounds, so that one unit of "
-                "the coefficient is one that patients differ by"
+                f"state a center and scale = {round_below(spread):g}, or narrower bounds, so that one unit "
+                "of the coefficient is one that patients differ by"
             )
     return tuple(said)
 
@@ -88,15 +89,3 @@ def _alone(assembly: Assembly) -> list[tuple[str, float, object]]:
         ):
             found.append((name, float(scales[name]), assembly.schema[name]))
     return found
-
-
-def _round(value: float) -> float:
-    """Returns 1, 2 or 5 times a power of ten, at most the value.
-
-    >>> _round(35.0), _round(0.07)
-    (20.0, 0.05)
-    """
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(
-        float(f"{digit * power:g}") for digit in (5.0, 2.0, 1.0) if digit * power <= value * 1.001
-    )

@@ -14,8 +14,9 @@ from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.expfam.matrices import from_triangle, triangle
-from fedvi.planning import made_up
+from fedvi.planning import made_up, width_tables
 from fedvi.planning.made_up import MadeUp
+from fedvi.privacy.spoken import Summary
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import shared_parts
@@ -81,12 +82,28 @@ class Widths(NamedTuple):
       records: assumed number at all clients together.
       ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
       assumed: the plan's assumptions, one clause each.
+      silent: the columns whose spread the study does not state, so that the widths rest on a guess.
     """
 
     rows: tuple[Width, ...]
     records: int
     ratio: str
     assumed: tuple[str, ...]
+    silent: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        return (
+            f"Widths({len(self.rows)} coefficients from {self.records:,} records; intervals "
+            f"{self.multiple:.2g} times as wide as without noise, in the median)"
+        )
+
+    def summary(self) -> Summary:
+        """Returns the table of `fedvi plan`, and what it rests on."""
+        title, lines = width_tables.title(self), width_tables.said_beside(self)
+        return Summary(title, lines, (width_tables.table(self),))
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
     @property
     def multiple(self) -> float:
@@ -111,6 +128,7 @@ class Widths(NamedTuple):
             "ratio": self.ratio,
             "coefficients": rows,
             "assumed": list(self.assumed),
+            "silent": list(self.silent),
         }
 
 
@@ -124,7 +142,7 @@ def why_not(assembly: Assembly) -> str:
     if assembly.noise_multiplier and assembly.schedule.rounds > _MOST_ROUNDS:
         return (
             f"schedule.rounds is {assembly.schedule.rounds:,}, and widths are planned for {_MOST_ROUNDS:,} "
-            "at most: 20 to 50 are enough"
+            "at most: 10 to 50 are enough"
         )
     if assembly.noise_multiplier is not None and not is_newton(solver):
         return (
@@ -169,7 +187,8 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
         for name, unit, wide, narrow, before in values
     )
     ratio = shared_parts.ratio(assembly.study)
-    return Widths(rows, records, ratio, tuple(made_up.assumptions(assembly)))
+    said = tuple(made_up.assumptions(assembly)), made_up.silent(assembly)
+    return Widths(rows, records, ratio, *said)
 
 
 def open_sds(assembly: Assembly, made: MadeUp) -> np.ndarray:
@@ -199,7 +218,8 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
     Returns:
       records: at all clients; sds: without noise, by coordinate; least: lower bounds of the sds, which, for
       columns of unstated spread, assume that all records are as informative as the best made-up one;
-      kept: sds ÷ the sds from the curvature left after clipping.
+      kept: sds ÷ the sds from the curvature left after clipping; noised: with the study's noise, None where
+      there is none or the study does not state how its columns spread.
       None if no fitting records can be made up.
     """
     if not is_full(assembly.family) or shared_parts.PRIOR in assembly.solvers:
@@ -209,9 +229,12 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
     made, records = made_up.made_up(assembly), sum(made_up.records_of(assembly))
     try:
         sds = kept = open_sds(assembly, made)
+        noised = None
         if assembly.noise_multiplier and not why_not(assembly):
-            random = np.random.default_rng(_SEED)
-            kept = _Rehearsal.of(assembly, made, records).kept_sds(random)
+            rehearsal = _Rehearsal.of(assembly, made, records)
+            kept = rehearsal.kept_sds(np.random.default_rng(_SEED))
+            if not made_up.silent(assembly):
+                noised = rehearsal.sds(np.random.default_rng(_SEED)).tolist()
     except errors.ConfigError:  # nothing is known of a user's own outcome that could be made up
         return None
     return {
@@ -219,6 +242,7 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
         "sds": [float(sd) for sd in sds],
         "least": [float(sd) for sd in _least(assembly, made, records, sds)],
         "kept": [float(narrow / wide) for narrow, wide in zip(sds, kept, strict=True)],
+        "noised": noised,
     }
 
 

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Speaks", "Summary", "Table", "facts", "up"]
+__all__ = ["Speaks", "Summary", "Table", "facts", "promised", "up"]
 
 _GAP = 2
 # The narrowest width to which a column of words is wrapped.
@@ -50,6 +50,19 @@ def up(value: float, digits: int = 4) -> str:
         return "∞"
     rounded = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING)
     return f"{float(rounded.create_decimal(repr(float(value)))):.{digits}g}"
+
+
+def promised(
+    epsilon: float | None, delta: float | None, unit: str | None, relation: str | None, view: str
+) -> str:
+    """Writes a promise in one line; without ε or δ nothing is promised.
+
+    >>> promised(1.0, 1e-5, "record", "substitute", "message")
+    'ε ≤ 1 at δ = 1e-05 for one record under substitute, view message'
+    """
+    if epsilon is None or delta is None:
+        return "no protection (ε = ∞)"
+    return f"ε ≤ {epsilon:g} at δ = {delta:g} for one {unit} under {relation}, view {view}"
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

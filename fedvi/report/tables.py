@@ -15,7 +15,8 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from fedvi.privacy.spoken import up
 
@@ -262,6 +263,10 @@ def share(value: float | None) -> str:
 
 
 _MOST_ROWS = 200
+# The narrowest column of names.
+_LEAST_NAME = 12
+# A longer unit takes two lines below a name.
+_LONG_UNIT = 19
 # The most coefficients named in a note.
 _MOST_NAMED = 6
 
@@ -294,7 +299,7 @@ def coefficient_table(
       ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
       pooled: whether to add the columns of the pooled, non-private fit.
       width: of the console. If it is narrow, units are under the names instead of in their own column,
-        and beside pooled columns, the ratio and its interval replace the coefficient's.
+        and beside pooled columns, the ratio and its interval are under the coefficient's interval.
     """
     if len(rows) > _MOST_ROWS:
         title += f": the first {_MOST_ROWS}"
@@ -304,7 +309,18 @@ def coefficient_table(
     )
     if not any(row["unit"] for row in shown) and not pooled:
         return wide
-    return wide if _natural_width(wide) <= width else narrow
+    if _natural_width(wide) <= width:
+        return wide
+    excess, names = _natural_width(narrow) - width, narrow.columns[0]
+    if excess > 0:
+        names.max_width = max(_LEAST_NAME, _longest_line(names) - excess)
+    return narrow
+
+
+def _longest_line(column: Column) -> int:
+    return max(
+        len(line) for cell in column.cells for line in str(Text.from_markup(str(cell))).split("\n")
+    )
 
 
 def _coefficients(
@@ -312,10 +328,10 @@ def _coefficients(
 ) -> Table:
     """Makes the table of the posterior; ``folded`` for a narrow terminal."""
     units = any(row["unit"] for row in rows)
-    interval = not (folded and pooled and ratio)
+    stacked = folded and pooled and bool(ratio)
     names = ["coefficient", *(["unit"] if units and not folded else []), "mean", "sd"]
-    names += ["95 % interval"] if interval else []
-    names += [f"{ratio} ratio (95 %)"] if ratio else []
+    names += [f"95 % interval\n{ratio} ratio (95 %)"] if stacked else ["95 % interval"]
+    names += [f"{ratio} ratio (95 %)"] if ratio and not stacked else []
     if pooled:
         names += ["pooled\nmean", "pooled\nsd"] if folded else ["pooled mean", "pooled sd"]
     lines = []
@@ -324,15 +340,26 @@ def _coefficients(
         if units and not folded:
             cells.append(escape(row["unit"]))
         elif row["unit"]:
-            cells[0] += f"\n  {escape(row['unit'])}"
+            cells[0] += "\n" + escape(_under(row["unit"]))
         numbers = coefficient_cells(row, ratio)
         if ratio and row.get(f"{ratio}_note") and row[f"{ratio}_ratio"] is not None:
             numbers[-1] += "*"
-        cells += numbers if interval else [*numbers[:2], *numbers[3:]]
+        cells += [*numbers[:2], "\n".join(numbers[2:])] if stacked else numbers
         if pooled:
             cells += [f"{row['pooled_mean']:.3f}", f"{row['pooled_sd']:.3f}"]
         lines.append(cells)
     return _filled(_table(title), names, lines, left=("coefficient", "unit"))
+
+
+def _under(unit: str) -> str:
+    """Indents a unit that is below a name; a long one takes a second line, which begins with "from".
+
+    >>> _under("per 50 mg/dl from 240")
+    '  per 50 mg/dl\\n  from 240'
+    """
+    step, _, start = unit.rpartition(" from ")
+    lines = [step, f"from {start}"] if step and len(unit) > _LONG_UNIT else [unit]
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def _natural_width(table: Table) -> int:
@@ -451,20 +478,26 @@ def grid(
 def _filled(
     table: Table, names: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[str]
 ) -> Table:
-    """Adds columns and rows; a narrow terminal folds cells at blanks, and never breaks a number.
+    """Adds columns and rows; a narrow terminal folds words at blanks, and never a number or its interval.
 
     Print it with ``crop=False``: below about 70 columns, lines may be longer than the terminal's.
     """
     for index, name in enumerate(names):
-        words = [word for row in rows for word in row[index].split()]
+        parts = [
+            part
+            for row in rows
+            for part in (row[index].split() if name in left else row[index].splitlines())
+        ]
         # Cells of words may be broken anywhere; numbers, and the words of a name, may not.
-        longest = max(map(len, words), default=0)
+        longest = max(map(len, parts), default=0)
         table.add_column(
             name,
             justify="left" if name in left else "right",
             overflow="fold",
             min_width=max(
-                min(longest, 12) if name in left else longest, *map(len, name.split()), 0
+                min(longest, _LEAST_NAME) if name in left else longest,
+                *map(len, name.split()),
+                0,
             ),
         )
     for row in rows:

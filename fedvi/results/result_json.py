@@ -108,6 +108,7 @@ class _Verdict(_Part):
     settled: bool | None
     alarms: list[str]
     helps: str
+    rounds_left: int | None = None
 
 
 class _Named(_Part):

@@ -192,7 +192,7 @@ def _of_those(
     if share in (0.0, 1.0):
         return expected
     before = np.asarray(run.family.moments(run.prior)[1]) ** -2.0
-    found = {**expected, "records": round(expected["records"] * share)}
+    found = {**expected, "records": round(expected["records"] * share), "noised": None}
     for name in ("sds", "least"):
         told = np.maximum(np.asarray(expected[name]) ** -2.0 - before, 0.0)
         found[name] = ((before + share * told) ** -0.5).tolist()

@@ -33,9 +33,17 @@ _TWINS, _LOOSE, _LOOSE_BOTH = 0.95, 0.25, 0.1
 _CLIPPED = 0.25
 # An interval of more than this part of its prior's is the prior's.
 _SAME = 0.9
+# If clipping takes a part of what is known of an effect, and that part of the effect is this many of its
+# sds, the mean may be off by more than its interval says. Of nine tables (benchmarks/README.md), two whose
+# means were 4 and 6 sds off were above it, with 6 and 7, and all others at 3 or below.
+_LONG = 4.0
+# Intervals this many times as wide as planned, noise and all, are of other records than the declared ones.
+_LESS = 4.0
 # The released curvature is used if it makes the sd smaller than this part of the prior's.
 _SEEN = 0.5
 _NAMED = 8
+# The rounds that show a pace; and the pace above which no number of rounds is foretold.
+_PACE, _STILL = 4, 0.95
 # More than this many prior sds from the prior mean is outside what the prior allows.
 _BEYOND = 4.0
 # If the expected sds without noise change by this factor, other records were declared than were used.
@@ -59,6 +67,8 @@ class Verdict(NamedTuple):
         round.
       alarms: reasons not to rely on the result as it is, one sentence each; empty if there are none.
       helps: what would narrow intervals most; empty if unknown.
+      rounds_left: about how many more rounds would settle a run that did not, by the pace of its last
+        ones; None if they show no pace, or it settled.
     """
 
     effects: int
@@ -69,6 +79,7 @@ class Verdict(NamedTuple):
     settled: bool | None
     alarms: tuple[str, ...]
     helps: str = ""
+    rounds_left: int | None = None
 
     @property
     def multiple(self) -> float | None:
@@ -117,7 +128,7 @@ def from_dict(values: Mapping[str, Any] | None) -> Verdict | None:
     """Reads what ``as_dict`` wrote; None of a result without a verdict."""
     if not values:
         return None
-    known = {name: values[name] for name in Verdict._fields}
+    known = {name: values[name] for name in Verdict._fields if name in values}
     known |= {name: tuple(known[name]) for name in ("stand_out", "alarms")}
     return Verdict(**known)
 
@@ -195,6 +206,7 @@ def judge(
     # Noise that intervals leave out makes correlations, too.
     twins = [] if unheld else list(_twins(rows, prior, effects, joint))
     rate = tuple(_of_rate(study, rows, joint))
+    less = tuple(_of_less(rows, effects, expected))
     # Without privacy, an interval wider than expected has other causes. And an interval that leaves the
     # noise out does not show what noise costs.
     # And of another outcome than the declared one, nothing is expected.
@@ -202,7 +214,7 @@ def judge(
         open_sd is not None
         and expected is not None
         and study.privacy.private
-        and not (unheld or rate)
+        and not (unheld or rate or less)
     ):
         # What columns that say the same leave open has nothing to do with noise.
         out = {name for pair in twins for name in pair}
@@ -228,11 +240,13 @@ def judge(
         *_of_twins(twins),
         *_of_contributions(study, contributions),
         *rate,
-        *_of_clipping(study, expected, effects),
+        *less,
+        *_of_clipping(study, rows, prior, expected, effects),
     )
     return Verdict(
         *(len(effects), tuple(stand_out), multiples, records, effective),
         *(settled, tuple(alarms), helps),
+        None if settled else _rounds_left(moves),
     )
 
 
@@ -279,6 +293,11 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
     if verdict.settled is None and not verdict.alarms:
         yield "whether the run settled is not known: that takes two rounds"
     yield from (f"look out: {alarm}" for alarm in verdict.alarms if with_alarms)
+    if verdict.rounds_left is not None:
+        yield (
+            "what would help first: more rounds. By the pace of the last ones, about "
+            f"{verdict.rounds_left} more would settle it; under privacy, all together keep the same ε"
+        )
     if verdict.helps:
         yield verdict.helps
 
@@ -309,6 +328,26 @@ def _unsettled(moves: Sequence[Sequence[float]], settled: bool | None) -> Iterat
             f"the run did not settle: the last round still moved a mean, or missed its aim, by "
             f"{max(moves[-1][:2]):.2g} posterior sd; give it more rounds, or less noise"
         )
+
+
+def _rounds_left(moves: Sequence[Sequence[float]]) -> int | None:
+    """Returns how many more rounds would settle a run whose moves shrink as in its last rounds.
+
+    >>> _rounds_left([(8.0, 0.0, 0.1), (4.0, 0.0, 0.1), (2.0, 0.0, 0.1), (1.0, 0.0, 0.1)])
+    2
+    """
+    if len(moves) < _PACE:
+        return None
+    first, last = moves[-_PACE], moves[-1]
+    wanted = 1
+    for part, aim in ((0, max(tables.SETTLED, last[2])), (1, tables.SETTLED)):
+        if last[part] < aim:
+            continue
+        pace = (last[part] / max(first[part], 1e-300)) ** (1.0 / (_PACE - 1))
+        if not pace < _STILL:
+            return None
+        wanted = max(wanted, math.ceil(math.log(aim / last[part]) / math.log(pace)))
+    return wanted
 
 
 def _of_widths(
@@ -428,18 +467,54 @@ def _of_contributions(study: Study, contributions: Contributions) -> Iterator[st
             )
 
 
-def _of_clipping(
-    study: Study, expected: Mapping[str, Any] | None, effects: Sequence[int]
+def _of_less(
+    rows: Sequence[Mapping[str, Any]],
+    effects: Sequence[int],
+    expected: Mapping[str, Any] | None,
 ) -> Iterator[str]:
-    """Yields an alarm if clipping is expected to leave little of the records, by declarations alone."""
+    """Yields an alarm if the records tell far less than the declared ones would, beside the same noise."""
+    noised = None if expected is None else expected.get("noised")
+    if not noised or not effects:
+        return
+    times = float(np.median([rows[i]["sd"] / noised[i] for i in effects]))
+    if times > _LESS:
+        yield (
+            f"intervals are about {times:.0f} times as wide as planned, noise and all: sites hold far "
+            "fewer records than declared, or the outcome is not as declared, such as the same in nearly "
+            "all records"
+        )
+
+
+def _of_clipping(
+    study: Study,
+    rows: Sequence[Mapping[str, Any]],
+    prior: Sequence[Mapping[str, float]] | None,
+    expected: Mapping[str, Any] | None,
+    effects: Sequence[int],
+) -> Iterator[str]:
+    """Yields alarms if clipping is expected to leave little, or less than an effect's interval bears."""
     if expected is None or not effects or not study.privacy.private:
         return
-    left = float(np.median([expected["kept"][i] for i in effects])) ** 2
+    lost = {i: 1.0 - expected["kept"][i] ** 2 for i in effects}
+    left = 1.0 - float(np.median(list(lost.values())))
     if left < _CLIPPED:
         yield (
             f"clipping is expected to leave {_part(left)} of what the records say: intervals are wide, and "
             "means may be further from those without privacy than intervals say, since the records that "
             "are clipped most count least"
+        )
+        return
+    centre = {i: 0.0 if prior is None else prior[i]["mean"] for i in effects}
+    long = [
+        i for i in effects if lost[i] * abs(rows[i]["mean"] - centre[i]) > _LONG * rows[i]["sd"]
+    ]
+    if long:
+        most = max(lost[i] for i in long)
+        yield (
+            f"{_some([rows[i]['name'] for i in long])}: clipping is expected to take {_part(most)} of "
+            "what the records say, of extreme values most. If the effect is another there, the mean may be "
+            "off by about that part of its size, which is more than its interval says; so may others. "
+            "Bounds that end where records become rare leave less to clip"
         )
 
 

@@ -25,6 +25,7 @@ from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.solvers import glm, gradient
 from fedvi.inference.vips import VIPS
 from fedvi.models.capabilities import SharesEffects
+from fedvi.planning import advice
 from fedvi.privacy import accountants, caveats, events, joint_claims, ledger, random, statement
 from fedvi.privacy.descent import sgd
 from fedvi.privacy.many_ledgers import Together
@@ -134,7 +135,7 @@ class Result:
 
 def simulate(
     study: Study,
-    base: str | Path = ".",
+    base: str | Path | None = None,
     *,
     pooled: bool = False,
     on_moment: Callable[[Moment], None] | None = None,
@@ -156,7 +157,8 @@ def simulate(
 
     Args:
       study: from ``load_study``.
-      base: the folder that the clients' data paths are relative to.
+      base: the folder that the clients' data paths start from, as a rule the study file's; None: the
+        working directory.
       pooled: fit the same model to all shards pooled, without privacy, for comparison. Only for
         data that may be pooled: the result then holds an unprotected posterior.
       on_moment: called after each fold.
@@ -168,27 +170,30 @@ def simulate(
       private_metrics, remove, add: see ``run``.
       cache: a folder for prepared records on disk, whatever their number; None: in memory, or in the
         system's folder for temporary files if they would take much memory.
-      on_warning: called with each of the study's warnings, before data are read; and for a client most of
+      on_warning: called with each warning of `fedvi check`, before data are read; and for a client most of
         whose records count as zero, or that has more records than the study declares. The latter is
         private: only for someone who may see all records. Left out, they are Python's warnings; None: no
         word is said.
 
     Raises:
+      ConfigError: without ``base``, a client's file is not in the working directory.
       FedviError: before anything is computed, if the study or the data does not fit.
     """
+    if base is None:
+        _check_found(study)
     files = policies or {}
     judged = site_policies.load(files, study)
     site_policies.check_code(judged, study)
     assembly = build.assemble(study)
     if on_warning is not None:
-        for line in assembly.warnings:
+        for line in advice.doubts(assembly):
             on_warning(line)
     with contextlib.ExitStack() as closing:
         folders = {name: path.with_suffix(".life") for name, path in files.items()}
         guards = site_policies.guards(judged, folders, assembly, closing)
         admit = {name: guard.admit for name, guard in guards.items()}
         disk = loading.Disk(cache, always=cache is not None)
-        sources = loading.load_shards(assembly, Path(base), disk=disk, tell=on_warning)
+        sources = loading.load_shards(assembly, Path(base or "."), disk=disk, tell=on_warning)
         result = run(
             assembly,
             sources,
@@ -204,6 +209,17 @@ def simulate(
         spent = {name: guard.lifetime_spend() for name, guard in guards.items()}
     sites = tuple(_with_lifetime(site, spent.get(site.name)) for site in result.sites)
     return dataclasses.replace(result, sites=sites)
+
+
+def _check_found(study: Study) -> None:
+    """Refuses paths that start nowhere, where the caller said nothing of a folder."""
+    for client in study.clients:
+        if client.data is not None and not Path(client.data).exists():
+            raise errors.ConfigError(
+                f"clients: {client.name!r} has its data at {client.data!r}, and the working directory has "
+                "no such file",
+                'say where the paths start, often the folder of the study file: simulate(study, "FOLDER")',
+            )
 
 
 def run(

@@ -12,6 +12,7 @@ from fedvi import errors
 from fedvi.data.line_numbers import with_lines
 from fedvi.data.schema import parse_schema
 from fedvi.privacy.agreement import threshold
+from fedvi.privacy.spoken import Speaks, Summary, facts, promised
 from fedvi.privacy.sums import Sums
 from fedvi.study.sections import (
     DEEPEST,
@@ -34,11 +35,17 @@ from fedvi.updates.abilities import ability
 # With two sites, each learns the other's answer from the sum; the keys of over 500 exceed 2 MB.
 _FEWEST_MASKED, _MOST_MASKED = 3, 500
 
+# The most sites in a summary.
+_NAMED = 8
+
 __all__ = ["Study", "load_study", "parse_study"]
 
 
-class Study(BaseSection):
-    """A whole study, validated; both sides must agree on its ``digest``."""
+class Study(Speaks, BaseSection):
+    """A whole study, validated; both sides must agree on its ``digest``.
+
+    Printed, it says in a few lines what is fitted, what is promised, and by whom; ``summary()`` says more.
+    """
 
     study: StudySection
     model: KindSection
@@ -166,6 +173,37 @@ class Study(BaseSection):
                 f"privacy.colluding = {sums.colluding}, expected {count}, all clients|leave it out: with "
                 "so many that work with the server, no rule of signatures leaves one sum to be opened"
             )
+
+    def __repr__(self) -> str:
+        told = dict(self._told)
+        solver, sites = f"{told['solver']}; {told['schedule']}", f"sites {told['sites']}"
+        return "\n  ".join(
+            [f"Study {self.study.name}", told["model"], told["promise"], sites, solver]
+        )
+
+    __str__ = __repr__
+
+    def summary(self) -> Summary:
+        """Returns what is fitted, what is promised, by whom, and the digest; reads no file."""
+        return Summary(f"Study {self.study.name}", (), (facts(self._told),))
+
+    @property
+    def _told(self) -> list[tuple[str, str]]:
+        names, promise = [client.name for client in self.clients], self.privacy.promise
+        more = f", … and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        rounds = self.schedule.arguments.get("rounds")
+        most = self.data.max_records
+        epsilon, delta, unit, relation = promise or (None, None, None, None)
+        return [
+            ("model", self.model.kind + (f": {self.formula}" if self.formula else "")),
+            ("promise", promised(epsilon, delta, unit, relation, self.privacy.view)),
+            ("sites", f"{len(names)}: {', '.join(names[:_NAMED])}{more}"),
+            ("records", "" if most is None else f"at most {most:,} at any site"),
+            ("prior", "" if self.prior is None else f"sd {self.prior.scale:g} of a coefficient"),
+            ("solver", self.solver.kind),
+            ("schedule", self.schedule.kind + ("" if rounds is None else f", {rounds} rounds")),
+            ("digest", f"{self.digest[:16]}… (every site must have the same)"),
+        ]
 
     @property
     def sums(self) -> Sums | None:

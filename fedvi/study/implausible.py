@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fedvi.privacy.statement import DELTA_TOO_LARGE, FEW_RECORDS
 from fedvi.study.config import Study
 
-__all__ = ["implausible"]
+__all__ = ["few_records", "implausible"]
 
 # More rounds have no visible benefit.
 _MANY = 1000
@@ -23,12 +23,8 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
     """
     yield from _of_delta(study)
     most, unit = study.data.max_records, study.privacy.unit
-    if study.privacy.private and most is not None and most < FEW_RECORDS and unit != "client":
-        yield (
-            f"data.max_records is {most}: no site may use more than its first {most} "
-            f"{unit or 'record'}s, and the noise hides what so few say. Declare the largest number "
-            "that any site may hold, such as 5000"
-        )
+    if study.privacy.private and most is not None and unit != "client":
+        yield from filter(None, [few_records(most, unit or "record")])
     rounds = study.schedule.arguments.get("rounds")
     if isinstance(rounds, int) and rounds > _MANY:
         yield (
@@ -43,6 +39,16 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
             'and drowns everything. Write clip_norm = "auto" where the solver takes that, or about '
             f"{max(1.0, typical_norm or 1.0):.2g}"
         )
+
+
+def few_records(most: int, unit: str) -> str:
+    """Warns of a ``max_records`` that leaves next to nothing to learn from; "" if it is large enough."""
+    if most >= FEW_RECORDS:
+        return ""
+    return (
+        f"data.max_records is {most}: no site may use more than its first {most} {unit}s, and the noise "
+        "hides what so few say. Declare the largest number that any site may hold, such as 5000"
+    )
 
 
 def _of_delta(study: Study) -> Iterator[str]:

@@ -44,7 +44,7 @@ SOLVERS: Mapping[str, Ability] = {
         strength="every visit releases new sums at the current posterior, and their noise averages out "
         "over rounds and clients",
         # Fresh sums average their noise out over rounds; noise on changes adds up.
-        rounds=20,
+        rounds=12,
     ),
     "dp_optimisation": Ability(
         unheld="intervals leave out the noise of the descent: they are too wide where steps are mostly "

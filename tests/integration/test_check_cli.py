@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from fedvi.cli.main import main
 from fedvi.study.build import assemble
 from fedvi.study.config import parse_study
+from tests.sites import study_file
 from tests.studies import raw_study
 from tests.unit.planning.test_widths import raw_plan
 
@@ -61,3 +62,22 @@ def test_a_promise_that_no_noise_can_spend_is_warned_of_with_the_largest_that_ca
 
 def test_noise_that_is_given_need_not_spend_the_promise(tmp_path: Path) -> None:
     assert "can spend no more" not in check(tmp_path, 50.0, noise_multiplier=20.0).stderr
+
+
+def test_simulate_warns_of_all_that_check_warns_of_each_once(tmp_path: Path) -> None:
+    path = study_file(tmp_path)
+    raw = json.loads(path.read_text())
+    raw["data"]["max_records"] = 5
+    path.write_text(json.dumps(raw))
+    checked = CliRunner().invoke(main, ["check", str(path)])
+    assert checked.exit_code == 0, checked.output
+    told = " ".join(checked.output.split())
+    run = CliRunner().invoke(main, ["simulate", str(path), "--quiet"])
+    assert run.exit_code == 0, run.output
+    warned = [line for line in run.stderr.splitlines() if line.startswith("warning: ")]
+    assert len(warned) == len(set(warned))
+    of_study = [line for line in warned if "more records than" not in line]
+    assert all(line in told for line in of_study)
+    assert len(of_study) == told.count("warning: ")
+    for words in ("the noise probably drowns", "data.max_records is 5"):
+        assert sum(words in line for line in of_study) == 1

@@ -385,8 +385,8 @@ def test_a_file_without_names_is_drafted_by_flags_and_looked_at(
         tmp_path / "no", *given, "--separator", "ab"
     )
     given += ["--columns", "died, stage,note", "--separator", "|"]
-    # Name, kind, the look; an identifier, formula; died, stage; server, review.
-    answers = ["", "", "", "", "", "", 'level:I,"II, late"', "", ""]
+    # Name, kind, the look; an identifier, gaps; died, stage; prior, server, review.
+    answers = ["", "", "", "", "", "", 'level:I,"II, late"', "", "", ""]
     done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
     raw = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
@@ -436,6 +436,8 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
         "north,North",
         "north,south wing",
         "north,south",
+        "nowhere.csv",  # no such file
+        "",
         "died ~ age",
         "",  # protection
         "0",  # ε, out of range
@@ -443,12 +445,19 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
         "",  # unit
         "",  # relation
         "",  # whether nobody is at two sites
+        "",  # a bound on records, which has no default
+        "0",
+        "3",
+        "back",
         "900",
         "0.5",  # δ, out of range
         "",
+        "",  # gaps
         "",  # died
         "number",  # age
         "skip",  # its bounds, to be stated later
+        "-1",  # the prior
+        "1",
         "fedvi.example.org:99999",  # no port
         "fedvi.example.org:7000",
         "99",  # the review: no such answer
@@ -462,6 +471,13 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
     assert "did you mean `logistic`?" in done.output
     assert "the name 'north' stands twice" in done.output
     assert "--clients: 'south wing' is no name" in done.output
+    assert "nowhere.csv cannot be read" in done.output
+    assert "there is no default (type an answer, ? or back, or skip)" in done.output
+    assert "'0' is no whole number above 0" in done.output
+    # In the words of `fedvi check`, where it is said.
+    assert "data.max_records is 3: no site may use more than its first 3 records" in done.output
+    assert "2.5 says odds ratios of 0.0074 to 134 (95 %)" in done.output
+    assert "that says odds ratios of 0.14 to 7.1 (95 %) for one unit" in done.output
     assert "--epsilon is '0', expected a number above 0" in done.output
     assert "--delta is '0.5', expected a number above 0 and below 0.5" in done.output
     assert "expected HOST:PORT" in done.output
@@ -471,6 +487,8 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
     assert raw["study"]["name"] == "trial"
     assert raw["privacy"]["epsilon"] == 2.0
     assert raw["data"]["max_records"] == 900
+    # A narrow prior of effects is none of how common the outcome is.
+    assert raw["prior"] == {"scale": 1.0, "intercept_scale": 2.5}
     assert "fedvi.example.org:7000" in (tmp_path / "my study" / "README.md").read_text()
 
 
@@ -481,8 +499,8 @@ def test_what_check_would_refuse_leads_back_to_the_review(
     given = flags("logistic", "--column", "los=number:0..90", "--formula", "los ~ age + sex")
     given = [item for item in given if item not in ("--yes", "died=binary")]
     given.remove("--column")
-    # Name, promise, ε, unit, relation, δ, server; the review, and what is changed in it.
-    answers = [*[""] * 8, "", "2", "linear", ""]
+    # Name, file, promise to δ; gaps, age's unit, prior, server; the review, and what is changed in it.
+    answers = [*[""] * 12, "", "2", "linear", ""]
     done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
     assert "Error: model.formula: the response 'los' is a number" in done.output
@@ -505,10 +523,10 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
     )
     answers = [
         *["", "", "north,south", ""],  # name, kind, sites, the look
-        *["", "readmitted", "", "", "", "", "", "", "900", ""],  # identifier to δ
+        *["", "readmitted", "", "", "", "", "", "", "900", "", ""],  # identifier to δ, gaps
         *["", "out", "binary:<30/>30,NO"],  # what is no answer is asked again
-        *["", "number:18..100", "out", "out"],  # codes, age, weight, payer
-        *["", ""],  # server, review
+        *["", "number:18..100", "20 years", "out", "out"],  # codes, age, its unit, weight, payer
+        *["", "", ""],  # prior, server, review
     ]
     source = tmp_path / "north.csv"
     done = fedvi("init", tmp_path / "study", "--from", source, input="\n".join(answers) + "\n")
@@ -522,6 +540,9 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
     assert raw["data"]["unit_column"] == "patient_nbr"
     assert list(raw["data"]["schema"]) == ["readmitted", "admission_type_id", "age"]
     assert raw["data"]["schema"]["readmitted"]["true"] == ["<30"]
+    # Where it starts follows from the bounds, where nobody says.
+    age = raw["data"]["schema"]["age"]
+    assert (age["center"], age["scale"], age["unit"]) == (60, 20, "years")
 
 
 def test_a_number_of_a_sample_says_whose_a_row_is_and_the_review_shows_what_is_written(
@@ -541,9 +562,9 @@ def test_a_number_of_a_sample_says_whose_a_row_is_and_the_review_shows_what_is_w
             "",
             "Sample_code",
         ],  # no column is called patient_id, so that Enter is no answer
-        *["", "", "900", "", ""],  # relation to δ, the outcome
-        *["out", "1..10", "", ""],  # size, nuclei, -9, the rule
-        *["", "6", "", ""],  # server; the formula is asked again; Enter writes
+        *["", "", "900", "", "", ""],  # relation to δ, gaps, the outcome
+        *["out", "1..10", "", "", ""],  # size, nuclei, its unit, -9, the rule
+        *["", "", "6", "", ""],  # prior, server; the formula is asked again; Enter writes
     ]
     given = ["--name", "trial", "--kind", "logistic", "--clients", "a,b", "--response", "malignant"]
     folder = tmp_path / "study"
@@ -585,7 +606,7 @@ def test_what_a_missing_cell_is_can_be_said_by_flags(tmp_path: Path) -> None:
     assert schema["age"]["missing"] == {"impute": 50}
     assert schema["sex"]["missing"] == "indicator"
     for rule, words in (
-        ("died=drop", "no covariate"),
+        ("died=drop", "of a covariate of the formula"),
         ("agee=drop", "did you mean `age`"),
         ("age=mean", "is no rule"),
         ("age=impute 5", "bounds"),  # as check refuses it
@@ -603,8 +624,8 @@ def test_no_word_of_the_file_is_written_where_a_flag_answers_the_question_that_s
     rows = "".join(f"{'lost' if i % 20 == 0 else i % 9 + 0.5},{i % 2}\n" for i in range(100))
     (tmp_path / "north.csv").write_text(f"lactate,died\n{rows}")
     given = ["--from", tmp_path / "north.csv", "--missing", "lactate=indicator"]
-    # Name, kind, sites, the look, formula, promise to δ; died, lactate; server, review.
-    answers = ["", "", "a,b", "", "died", *[""] * 7, "", "number:0..20", "", ""]
+    # Name, kind, sites, the look, formula, promise to δ; gaps, died, lactate; prior, server, review.
+    answers = ["", "", "a,b", "", "died", *[""] * 5, "900", "", "", "", "number:0..20", *[""] * 4]
     done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
     text = (tmp_path / "study" / "study.toml").read_text()
@@ -617,8 +638,8 @@ def test_a_form_with_the_names_of_columns_alone_says_nothing_of_them(
 ) -> None:
     monkeypatch.setattr(command, "_on_terminal", lambda: True)
     (tmp_path / "form.csv").write_text("age,died\n")
-    # Name, kind, sites, the look, formula, promise to δ; died, age; server, review.
-    answers = ["", "", "a,b", "", "died", *[""] * 7, "", "number:18..100", "", ""]
+    # Name, kind, sites, the look, formula, promise to δ; gaps, died, age; prior, server, review.
+    answers = ["", "", "a,b", "", "died", *[""] * 5, "skip", "", "", "", "18..100", *[""] * 4]
     given = ["--from", tmp_path / "form.csv"]
     done = fedvi("init", tmp_path / "study", *given, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
@@ -797,4 +818,44 @@ def test_a_flag_says_which_cells_mean_missing(tmp_path: Path) -> None:
     checked(tmp_path / "a")
     for wrong in ("agee=999", "age=", "age"):
         said = refused(tmp_path / "b", *flags("logistic", "--missing-values", wrong))
-        assert f"--missing-values is {wrong!r}, expected NAME=CELL,CELL… of a column" in said
+        assert f"--missing-values is {wrong!r}, expected NAME=… of a column" in said
+
+
+def test_a_coefficient_is_for_a_round_unit_which_a_flag_may_say(tmp_path: Path) -> None:
+    """A unit of 41 years from 59 is none that anybody speaks of."""
+    assert fedvi("init", tmp_path / "a", *flags("logistic")).exit_code == 0
+    raw = tomllib.loads((tmp_path / "a" / "study.toml").read_text())
+    age = raw["data"]["schema"]["age"]
+    assert (age["bounds"], age["center"], age["scale"]) == ([18, 100], 60, 10)
+    assert raw["prior"] == {"scale": 2.5}
+    text = (tmp_path / "a" / "study.toml").read_text()
+    assert "for one unit of its column: odds ratios of 0.0074 to 134" in text
+    said = flags("logistic", "--per", "age=5 years from 70", "--prior-scale", "0.5")
+    assert fedvi("init", tmp_path / "b", *said).exit_code == 0
+    raw = tomllib.loads((tmp_path / "b" / "study.toml").read_text())
+    age = raw["data"]["schema"]["age"]
+    assert (age["center"], age["scale"], age["unit"]) == (70, 5, "years")
+    assert raw["prior"] == {"scale": 0.5, "intercept_scale": 2.5}
+    checked(tmp_path / "b")
+    for wrong, words in (
+        ("age=years", "no unit, expected STEP from START"),
+        ("agee=5 from 70", "did you mean `age`"),
+        ("sex=1 from 0", "no covariate of type number"),
+    ):
+        assert words in refused(tmp_path / "c", *flags("logistic", "--per", wrong))
+
+
+@pytest.mark.parametrize("open_column", [True, False])
+def test_too_few_records_are_warned_of_as_by_check(tmp_path: Path, open_column: bool) -> None:
+    given = ["--yes", "--clients", "a,b", "--max-records", "3", "--formula", "died ~ age"]
+    given += [] if open_column else ["--column", "age=number:18..100"]
+    done = fedvi("init", tmp_path / "study", *given)
+    assert done.exit_code == 0, done.output
+    words = "warning: data.max_records is 3: no site may use more than its first 3 records"
+    assert done.stderr.count(words) == 1
+    if not open_column:
+        told = fedvi("check", tmp_path / "study" / "study.toml")
+        assert words in told.stderr
+        # What noise drowns is told, too.
+        assert "the noise probably drowns" in done.stderr
+        assert "the noise probably drowns" in " ".join(told.output.split())

@@ -66,11 +66,11 @@ class Terminal:
         before, _, self.seen = self.seen.partition(text)
         return before
 
-    def say(self, question: str, answer: str) -> str:
+    def say(self, question: str, answer: object) -> str:
         """Waits for a question and answers it; returns what came before the question."""
         before = self.until(question)
         self.until(": ")
-        os.write(self.mine, answer.encode() + b"\n")
+        os.write(self.mine, f"{answer}\n".encode())
         return before
 
 
@@ -117,12 +117,14 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
         asked.say("Declare that no patient is at two sites", "yes")
         asked.say("bound on the patients of any site", "900")
         asked.say("δ, far below", "")
+        asked.say("Are cells of covariates missing at other sites", "")
         asked.say(
             "died: what it may hold, as it looks (YES/NO); confirm or correct [binary:1/0]", ""
         )
         asked.say(
             "age: what it may hold, as it looks; confirm or correct, or out [number]", "18..100"
         )
+        asked.say("age: unit of its coefficient, STEP from START [10 from 60]", "10 years from 60")
         asked.say("age: about 10 % of its cells are missing", "impute 50")
         asked.say("or out [binary:m/f]", "binary:f/m")
         asked.say(
@@ -132,6 +134,7 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
         asked.say("lactate: what it may hold", "")
         asked.say("lactate: lowest and highest", "skip")
         asked.say("lactate: about 10 % of its cells are missing (also unknown)", "indicator")
+        asked.say("Prior sd of a coefficient, for one unit of its column (age per 10 years)", "")
         asked.say("Where sites will reach the server", "")
         review = asked.until("Enter writes the study")
         assert "died ~ age + sex + stage + lactate  (without patient_id, note)" in review
@@ -152,7 +155,14 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
     assert study["schedule"]["deadline_seconds"] == 86_400
     assert study["data"]["schema"] == {
         "died": {"type": "binary", "true": [1], "false": [0]},
-        "age": {"type": "number", "bounds": [18, 100], "missing": {"impute": 50}},
+        "age": {
+            "type": "number",
+            "bounds": [18, 100],
+            "center": 60,
+            "scale": 10,
+            "unit": "years",
+            "missing": {"impute": 50},
+        },
         "sex": {"type": "binary", "true": ["f"], "false": ["m"]},
         "stage": {"type": "level", "levels": ["I", "II", "III", "IV"]},
         "lactate": {
@@ -191,16 +201,21 @@ def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
     file.write_text("age,pressure,score,died\n" + rows + "41,80,99,0\n")
     given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"]
     given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
+    given += ["--prior-scale", "1"]
     with terminal(tmp_path / "study", "--from", file, *given) as asked:
         asked.say("to suggest types and levels", "")
+        asked.say("Are cells of covariates missing", "")
         asked.say("age: what it may hold", "18..100")
+        asked.say("age: unit of its coefficient", "skip")
         asked.say("age: 999 lies far beyond the other values. Missing (yes, no) [yes]", "?")
         assert "it is clipped to the" in asked.say("age: 999 lies far beyond", "")
         asked.say("age: about 10 % of its cells are missing (also 999)", "impute 50")
         asked.say("pressure: what it may hold", "20..300")
+        asked.say("pressure: unit of its coefficient", "")
         asked.say("pressure: -9 lies far beyond the other values", "no")
         # 99 is the score of one record alone: nothing is asked, and nothing said of it.
         asked.say("score: what it may hold", "0..10")
+        asked.say("score: unit of its coefficient", "skip")
         asked.say("Enter writes the study", "")
         asked.until("next: fedvi check")
     schema = tomllib.loads((tmp_path / "study" / "study.toml").read_text())["data"]["schema"]
@@ -210,7 +225,12 @@ def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
         "missing": {"impute": 50},
         "missing_values": [999],
     }
-    assert schema["pressure"] == {"type": "number", "bounds": [20, 300]}
+    assert schema["pressure"] == {
+        "type": "number",
+        "bounds": [20, 300],
+        "center": 160,
+        "scale": 20,
+    }
     assert schema["score"] == {"type": "number", "bounds": [0, 10]}
     assert "score: 99" not in asked.printed
 
@@ -220,16 +240,21 @@ def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
 ) -> None:
     given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"]
     given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
+    given += ["--prior-scale", "1"]
     with terminal(tmp_path / "study", "--from", file, *given) as asked:
         asked.say("to suggest types and levels", "")
         asked.say("patient_id looks like an identifier", "")
         asked.say("note looks like an identifier", "")
+        asked.say("Are cells of covariates missing", "")
         asked.say("age: what it may hold", "9..1")
         said = asked.say("age: what it may hold", "number")
         assert "age: the lowest, 9, is not below the highest, 1 (write 1..9)" in said
         asked.say("age: lowest and highest that it can be, LOW..HIGH, or out", "5..5")
         said = asked.say("age: lowest and highest", "18..100")
         assert "age: the lowest, 5, is not below the highest, 5" in said
+        asked.say("age: unit of its coefficient", "0 from 50")
+        said = asked.say("age: unit of its coefficient", "skip")
+        assert "'0 from 50' is no unit, expected STEP from START, a step above 0" in said
         asked.say("age: about 10 % of its cells are missing", "impute 500")
         said = asked.say("age: about 10 % of its cells are missing", "impute 50")
         assert "expected a number within the bounds [18, 100]" in said
@@ -254,12 +279,58 @@ def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
 
 def test_a_column_of_a_formula_that_was_given_is_not_left_out(tmp_path: Path) -> None:
     given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--name", "trial"]
+    given += ["--prior-scale", "1"]
     given += ["--formula", "died ~ age", "--column", "died=binary", "--server", "example.org:7443"]
     with terminal(tmp_path / "study", *given) as asked:
+        asked.say("A site's file on this machine", "")
+        asked.say("Are cells of covariates missing", "")
         asked.say("age: what it may hold", "out")
         said = asked.say("age: what it may hold", "number")
         assert "age stands in the formula as you gave it (go back to the formula" in said
         asked.say("age: lowest and highest", "out")
         assert "age stands in the formula" in asked.say("age: lowest and highest", "18..100")
+        asked.say("age: unit of its coefficient", "")
         asked.say("Enter writes the study", "")
         asked.until("next: fedvi check")
+
+
+def test_without_a_flag_a_file_is_asked_for_and_so_are_rules_of_missing_cells(
+    tmp_path: Path, file: Path
+) -> None:
+    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--name", "trial"]
+    given += ["--server", "example.org:7443"]
+    with terminal(tmp_path / "study", *given) as asked:
+        asked.say("A site's file on this machine", tmp_path / "nowhere.csv")
+        said = asked.say("A site's file on this machine", file)
+        assert "nowhere.csv cannot be read" in said
+        said = asked.say("to suggest types and levels", "no")
+        assert "columns, from the first line of" in said
+        asked.say("(? lists the columns)", "died ~ age + sex")
+        asked.say("Are cells of covariates missing at any site", "yes")
+        asked.say("died: what it may hold", "")
+        asked.say("age: what it may hold", "18..100")
+        asked.say("age: unit of its coefficient", "")
+        # One answer is changed, and the file is neither read nor shown again.
+        asked.say("age: numbers that mean missing, such as 999,-9 (no: none do) [no]", "back")
+        asked.say("age: unit of its coefficient", "5 from 60")
+        asked.say("age: numbers that mean missing", "999")
+        asked.say("age: what a missing cell is (also 999)", "impute 50")
+        asked.say("sex: what it may hold", "binary:m/f")
+        asked.say("sex: what a missing cell is. drop, indicator, impute VALUE [drop]", "indicator")
+        asked.say("Prior sd of a coefficient, for one unit of its column (age per 5)", "0.5")
+        said = asked.say("Enter writes the study", "")
+        assert "that says odds ratios of 0.38 to 2.7 (95 %) for one unit" in said
+        asked.until("next: fedvi check")
+    assert asked.printed.count("columns, from the first line of") == 1
+    study = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert study["prior"] == {"scale": 0.5, "intercept_scale": 2.5}
+    assert study["clients"][0]["data"] == "../a.csv"  # beside the file
+    assert study["data"]["schema"]["age"] == {
+        "type": "number",
+        "bounds": [18, 100],
+        "center": 60,
+        "scale": 5,
+        "missing": {"impute": 50},
+        "missing_values": [999],
+    }
+    assert study["data"]["schema"]["sex"]["missing"] == "indicator"

@@ -5,6 +5,7 @@ refuses it: a draft cannot run by accident.
 """
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from fedvi.study.spec import regressions
 from fedvi.updates.abilities import SOLVERS, Ability
 
 __all__ = [
+    "PRIOR_SCALE",
     "Answers",
     "Draft",
     "cell_of",
@@ -28,6 +30,8 @@ __all__ = [
     "offered",
     "parse_column",
     "parse_setting",
+    "parse_unit",
+    "prior_in_words",
     "response_types",
     "variables",
 ]
@@ -38,6 +42,10 @@ _THIN = (
     "# patient or of a site, here and, with its table, below.",
 )
 _COMMENT_COLUMN = 34
+PRIOR_SCALE = 2.5
+"""The prior's sd that a draft has: for half the width of bounds, or about an sd, it leaves nearly all to
+the records."""
+_Z95 = 1.96
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +66,7 @@ class Answers:
       max_records: the largest number of units of any client; None: must still be stated.
       solver: None for the recommended one.
       clip_norm: of the private solver.
+      prior_scale: the prior's sd of a coefficient, for one unit of its column.
       settings: keys of ``[model]`` that differ from their defaults.
       separator: of the sites' files.
       file_columns: names of all their columns, if their first lines do not have them.
@@ -80,6 +89,7 @@ class Answers:
     max_records: int | None = None
     solver: str | None = None
     clip_norm: float | str = 1.0
+    prior_scale: float = PRIOR_SCALE
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     separator: str = ","
     file_columns: tuple[str, ...] = ()
@@ -174,8 +184,7 @@ def draft(answers: Answers) -> Draft:
         *(_THIN if answers.all_columns else ()),
         *_settings(answers),
         "",
-        "[prior]",
-        _line("scale", 2.5, "prior sd of each coefficient, on columns scaled as below"),
+        *_prior(answers),
         "",
         *_solver(answers),
         "",
@@ -217,6 +226,32 @@ def _settings(answers: Answers) -> list[str]:
             )
     lines = [_line(key, given.get(key, value), why) for key, (value, why) in known.items()]
     return lines + [_line(key, given[key]) for key in given if key not in known]
+
+
+def _prior(answers: Answers) -> list[str]:
+    scale, ratio = answers.prior_scale, answers.of.ratio
+    why = f"prior sd of a coefficient, for one unit of its column: {prior_in_words(scale, ratio)}"
+    lines = ["[prior]", _line("scale", scale, why)]
+    if scale < PRIOR_SCALE:
+        why = "of the intercept: how common the outcome is, is another question"
+        lines.append(_line("intercept_scale", PRIOR_SCALE, why))
+    return lines
+
+
+def prior_in_words(scale: float, ratio: str) -> str:
+    """Says what a prior's sd means for one unit of a column, such as "odds ratios of 0.14 to 7.1".
+
+    >>> prior_in_words(1.0, "odds"), prior_in_words(2.5, "")
+    ('odds ratios of 0.14 to 7.1', 'differences of -4.9 to 4.9')
+    """
+    most = _Z95 * scale
+    if not ratio:
+        return f"differences of {-most:.2g} to {most:.2g}"
+    return f"{ratio} ratios of {math.exp(-most):.2g} to {_short(math.exp(min(most, 50.0)))}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}" if value < 100.0 else f"{float(f'{value:.3g}'):,.0f}"
 
 
 def _solver(answers: Answers) -> list[str]:
@@ -334,6 +369,7 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
         else:
             missing.append(f"{path}.bounds")
             lines.append(_line("bounds", [], "STATE ME: lowest and highest, not from the data"))
+        lines += _unit(table)
         if "unit" not in table:
             lines.append(_line("# unit", "years", "what it is counted in, for tables and reports"))
     elif kind == "level":
@@ -351,6 +387,16 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
             lines.append(_line("# words", ["yes", "no"], "what true and false mean, for reports"))
     more = ("unit", "words", "missing", "missing_values")
     return lines + [_line(key, table[key]) for key in more if key in table]
+
+
+def _unit(table: Mapping[str, Any]) -> list[str]:
+    """Writes what one unit of a number's coefficient is, if it was said."""
+    if "scale" not in table:
+        return []
+    return [
+        _line("center", table["center"], "the value that the intercept is for"),
+        _line("scale", table["scale"], "the difference that the coefficient is for"),
+    ]
 
 
 def _line(key: str, value: Any, why: str = "") -> str:
@@ -390,6 +436,10 @@ def response_types(kind: str, formula: str) -> dict[str, str]:
 _TYPES = ("binary", "count", "level", "number")
 # Between commas; one that has a comma stands in quotes.
 _LEVELS = re.compile(r'\s*"([^"]*)"\s*(?=,|$)|([^,]+)')
+_FIGURES = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
+_UNIT = re.compile(
+    rf"(?:per\s+)?(?P<step>{_FIGURES})\s*(?P<word>[^\s\d].*?)??(?:\s*\bfrom\s+(?P<start>{_FIGURES}))?"
+)
 _SPELLINGS = (
     "write NAME=number:LOW..HIGH, NAME=count:LOW..HIGH, NAME=level:FIRST,SECOND or "
     "NAME=binary:TRUE/FALSE; what follows the colon may be left out, and stated in the file"
@@ -472,6 +522,31 @@ def parse_setting(text: str) -> tuple[str, Any]:
             "write, for example, --setting cuts=30,90,365",
         )
     return key, numbers if key == "cuts" or len(numbers) > 1 else numbers[0]
+
+
+def parse_unit(text: str, start: float | None = None) -> dict[str, Any]:
+    """Reads the unit of a coefficient: a step, what it is counted in, and where it starts.
+
+    Args:
+      text: STEP, perhaps a word for it, and perhaps "from START".
+      start: where it starts if the text does not say.
+
+    Raises:
+      ConfigError: it has no step above 0, or starts nowhere.
+
+    >>> parse_unit("10 years from 60"), parse_unit("0.5", 2.0)
+    ({'center': 60, 'scale': 10, 'unit': 'years'}, {'center': 2.0, 'scale': 0.5})
+    """
+    found = _UNIT.fullmatch(text.strip())
+    step = None if found is None else _number(found["step"])
+    if found is None or not step or step < 0 or (start is None and not found["start"]):
+        raise errors.ConfigError(
+            f"{text!r} is no unit, expected STEP from START, a step above 0",
+            "such as 10 from 60, or 10 years from 60",
+        )
+    begin = _number(found["start"]) if found["start"] else start
+    word = {"unit": found["word"]} if found["word"] else {}
+    return {"center": begin, "scale": step} | word
 
 
 def _number(text: str) -> int | float:

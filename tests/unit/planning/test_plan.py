@@ -9,11 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from fedvi.cli.main import main
+from fedvi.errors import ConfigError
 from fedvi.planning.plan import Plan, plan
+from fedvi.planning.widths import widths
 from fedvi.privacy import accountants, events
-from fedvi.study.config import parse_study
+from fedvi.study.config import load_study, parse_study
 from tests.studies import raw_study
 
+ROOT = Path(__file__).resolve().parents[3]
 SIGMA, STEPS, ROUNDS, DELTA = 20.0, 3, 4, 1e-5
 
 
@@ -143,3 +146,24 @@ def test_a_plan_is_json_without_infinity() -> None:
         assert again["epsilon"] == {
             name: "inf" if math.isinf(value) else value for name, value in found.epsilon.items()
         }
+
+
+def test_a_plan_has_the_widths_that_the_command_prints(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = plan(load_study(ROOT / "examples" / "trauma" / "study.toml"))
+    rows = {row.name: row for row in built.widths().rows}
+    assert rows["age"].sd == pytest.approx(widths(built.assembly).rows[2].sd)
+    monkeypatch.setattr("fedvi.planning.plan.widths", None)  # computed once
+    text, html = built.summary().text(120), built._repr_html_()
+    assert all("± 95 %" in said and "smallest odds ratio" in said for said in (text, html))
+    # Beside its number, a guess has a mark, and the columns that it is of are named.
+    assert (
+        "≥: a guess, since the study does not say how mortality, sex, age, ISS, GCS"
+        in text.replace("\n  ", " ")
+    )
+    assert built.as_dict().keys().isdisjoint({"assembly", "widths"})
+
+
+def test_a_plan_without_widths_says_why_and_is_shown_without_them(private: Plan) -> None:
+    with pytest.raises(ConfigError, match="the intervals of solver dp_optimisation cannot"):
+        private.widths()
+    assert "± 95 %" not in private.summary().text(120)

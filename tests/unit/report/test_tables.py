@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from typing import Any
 
 import pytest
@@ -75,9 +76,8 @@ def test_no_terminal_crops_a_number_of_the_posterior(width: int, pooled: bool, r
     words = text.split()
     for number in ("-11.671", "0.240", "per", "level"):
         assert number in words
-    # Where there is no room for both, the ratio's own interval stands for the coefficient's.
     for number in ("-12.14", "-11.20"):
-        assert number in words or (ratio and pooled and width < 120)
+        assert number in words
     assert "…" not in text
     for number in ("0.00123", "1.23e+05)"):
         assert (number in words) == bool(ratio)
@@ -131,10 +131,26 @@ def test_units_have_a_column_where_there_is_room_and_stand_under_names_elsewhere
     assert max(map(len, narrow)) <= 80
     assert "unit" not in " ".join(narrow).split()
     at = next(index for index, line in enumerate(narrow) if "hypertrophy" in line)
-    assert narrow[at + 1].strip() == "per level"
-    # No number is folded: each coefficient and each unit is one line.
+    # The ratio and its interval stand below the coefficient's, whole, and each row is two lines.
+    below = ["per level", *(["0.00123 (0.12 to 19.3)"] if ratio else [])]
+    assert re.split(r" {2,}", narrow[at + 1].strip()) == below
     assert "sex" in narrow[at + 2]
     assert "per" not in " ".join(lines(80, unit="")).split()
+
+
+def test_at_80_columns_no_interval_is_folded_and_the_names_give_way() -> None:
+    rows = [
+        COEFFICIENT
+        | {"name": "chol", "unit": "per 50 mg/dl from 240", "mean": -2.81, "odds_ratio": 0.0602}
+        | {"odds_lower": 0.0214, "odds_upper": 0.169},
+        COEFFICIENT | {"name": "blood pressure at rest", "unit": "", "odds_upper": 0.169},
+    ]
+    lines = shown(tables.coefficient_table(rows, "t", "odds", False, 80), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(
+        line.strip().endswith("-12.14 to -11.20  0.0602 (0.0214 to 0.169)") for line in lines
+    )
+    assert "  per 50 mg/dl" in [line[1:].rstrip() for line in lines]
 
 
 def test_brackets_of_a_name_are_no_markup() -> None:

@@ -83,3 +83,12 @@ def test_a_plan_without_protection_says_so(tmp_path: Path) -> None:
         tmp_path, privacy={"protection": "none"}, solver={"kind": "exact"}, simulation={}
     )
     assert "no protection (ε = ∞)" in repr(fedvi.plan(load_study(path)))
+
+
+def test_a_study_whose_files_are_elsewhere_says_what_to_pass(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(fedvi.FedviError, match=r"the working directory has no such file") as told:
+        fedvi.simulate(load_study(study))
+    assert 'simulate(study, "FOLDER")' in told.value.hint

@@ -252,6 +252,27 @@ def test_each_gate_has_its_sentence(verdict: Any, words: str) -> None:
     assert words in alarm
 
 
+def test_what_clipping_takes_of_a_large_effect_is_told_and_of_a_small_one_is_not() -> None:
+    """Of a tail that is clipped: 7 % of an effect of 98 sds was 6 sds off, of 3 sds nothing."""
+    kept = EXPECTED | {"kept": [1.0, 0.96, 1.0, 1.0]}
+    large = judged(rows(0.02, 0.01, 0.02, 0.02, mean=1.0), expected=kept | {"least": [0.001] * 4})
+    (alarm,) = large.alarms
+    assert alarm.startswith("age: clipping is expected to take about 8 % of what the records say")
+    assert "Bounds that end where records become rare" in alarm
+    assert judged(rows(*[0.2] * 4, mean=1.0), expected=kept).alarms == ()
+
+
+def test_records_that_tell_far_less_than_the_declared_ones_are_told_and_not_laid_to_privacy() -> (
+    None
+):
+    found = judged(rows(*[0.9] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
+    assert any("about 6 times as wide as planned, noise and all" in one for one in found.alarms)
+    assert found.multiples == {}
+    fine = judged(rows(*[0.2] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
+    assert fine.alarms == ()
+    assert fine.multiples
+
+
 def test_a_share_that_noise_explains_is_no_alarm() -> None:
     shares = {"s0": 1.07, "s1": -0.07}
     for noise in (0.2, None):
@@ -307,6 +328,35 @@ def test_effects_of_a_run_that_did_not_settle_are_not_told_as_final() -> None:
     unsettled = judged(rows(*[0.2] * 4, mean=1.0), ((3.0, 0.0, 0.1), (2.5, 2.0, 0.1)))
     assert "This may change, since the run did not settle" in said(unsettled)
     assert "may change" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
+
+
+@pytest.mark.parametrize(
+    ("last", "left"),
+    [
+        ([(1.0, 0.0, 0.1), (0.8, 0.0, 0.1), (0.64, 0.0, 0.1), (0.512, 0.0, 0.1)], 3),
+        # Moves of the size of noise are no reason for more rounds, missed aims are.
+        ([(1.0, 2.0, 0.9), (0.8, 1.4, 0.9), (0.8, 0.98, 0.9), (0.8, 0.686, 0.9)], 3),
+        ([(1.0, 0.0, 0.1), (1.0, 0.0, 0.1), (1.1, 0.0, 0.1), (1.0, 0.0, 0.1)], None),
+        ([(9.0, 0.0, 0.1), (2.0, 0.0, 0.1)], None),
+    ],
+    ids=["moves", "aims", "no pace", "too few"],
+)
+def test_how_many_more_rounds_would_settle_a_run_is_told(last: Any, left: int | None) -> None:
+    found = judged(rows(*[0.2] * 4), last)
+    assert found.settled is False
+    assert found.rounds_left == left
+    assert (f"about {left} more would settle it" in said(found)) == (left is not None)
+    assert verdicts.from_dict(found.as_dict()) == found
+
+
+def test_the_rounds_that_a_verdict_asks_for_do_settle_the_run() -> None:
+    raw = study(prior={"scale": 0.05, "intercept_scale": 2.5}, schedule={"rounds": 5})
+    short = verdict_of(run(planned(raw), sources()))
+    assert short.settled is False
+    assert short.rounds_left is not None
+    # Noise makes the pace vary, and is larger in each of more rounds.
+    raw["schedule"]["rounds"] += 2 * short.rounds_left
+    assert verdict_of(run(planned(raw), sources())).settled
 
 
 def test_the_first_line_of_a_run_with_alarms_does_not_read_as_if_all_were_well() -> None:

@@ -469,3 +469,22 @@ def test_the_digest_tells_whether_noise_comes_from_a_seed_and_not_from_which() -
     )
     assert one.digest == other.digest == plain.digest_if_seeded_otherwise
     assert plain.digest == one.digest_if_seeded_otherwise != one.digest
+
+
+def test_a_study_printed_is_a_few_lines_of_what_it_is() -> None:
+    study = load_study(
+        Path(__file__).resolve().parents[3] / "examples" / "heart-disease" / "study.toml"
+    )
+    for said in (repr(study), str(study)):
+        assert said.splitlines() == [
+            "Study heart-disease",
+            "  logistic: disease ~ age + sex + painless + chol + thalach + exang + oldpeak",
+            "  ε ≤ 4 at δ = 1e-05 for one record under substitute, view message",
+            "  sites 4: cleveland, budapest, switzerland, long-beach",
+            "  site_release; synchronous, 20 rounds",
+        ]
+    for more in (study.summary().text(100), study._repr_html_()):
+        assert "at most 400 at any site" in more
+        assert study.digest[:16] in more
+    open_ = load_study(Path(__file__).resolve().parents[3] / "examples" / "trauma" / "study.toml")
+    assert "no protection (ε = ∞)" in repr(open_)

@@ -1,0 +1,322 @@
+"""What `fedvi init` asks of one column: its type, bounds and levels, its unit, and its missing cells."""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedvi import errors
+from fedvi.cli._asking import Question
+from fedvi.study.drafts import drafting
+from fedvi.study.round_numbers import unit_within
+
+if TYPE_CHECKING:
+    from fedvi.data.guess import Guess
+
+__all__ = ["OUT", "Flagged", "column_questions", "table_of"]
+
+_RULES = "drop, indicator, impute VALUE"
+OUT = "out"
+"""Says that a column is no covariate."""
+
+_TYPES = """number:18..100, count:0..20, binary:1/0 (the cell for true first), level:low,high (the
+reference first; a rare one makes all its contrasts wide). What it can be, from a protocol or a code book:
+no bound comes from the file. A record with another level counts as zero. skip: state it later."""
+# In tenths: whoever misses more cells of a column wants to know before anything else is asked of it.
+_HALF = 5
+_OUT_TOO = f"""
+{OUT}: it is no covariate, and leaves the formula."""
+_UNIT = """Its coefficient is for one STEP, and the intercept for somebody at START: 10 from 60, or 10 years
+from 60. Take a step that matters to a clinician, about as far as two people differ. skip: half the width of
+the bounds, from their middle."""
+_MISSING = """drop: a record without it counts as zero. impute VALUE: a public constant in its place, as
+the clinical normal. indicator: the middle of the bounds, the reference level or false in its place, and one
+more coefficient. See docs/guides/missing-data.md."""
+_STAND_INS = """Such a number often says that a value is missing. Taken as a value, it is clipped to the
+bounds, and shifts what is found. yes: a record with it has a missing cell. no: it is a value. Or name
+those that mean missing, between commas. Empty cells, ? and NA always mean missing."""
+
+
+class Flagged(NamedTuple):
+    """What flags say of a column; None where they say nothing.
+
+    Attributes:
+      declared: its type, and what goes with it.
+      unit: of its coefficient.
+      rule: for missing cells.
+      cells: that mean missing.
+    """
+
+    declared: str | dict[str, Any] | None = None
+    unit: str | None = None
+    rule: str | None = None
+    cells: str | None = None
+
+
+def column_questions(
+    said: Mapping[str, Any],
+    name: str,
+    flagged: Flagged,
+    expected: str | None,
+    guess: "Guess | None",
+    free: bool,
+) -> Iterator[Question]:
+    """Asks for a column's type, for bounds, levels and a unit that it leaves open, and for missing cells.
+
+    Args:
+      said: answers so far; "gaps" says whether rules for missing cells are wanted of all columns.
+      name: of the column, in the formula.
+      flagged: what flags say of it.
+      expected: the type that the model asks for.
+      guess: what the column looks like.
+      free: whether it may leave the formula, which has all columns of a file.
+    """
+    given, rule, listed = flagged.declared, flagged.rule, flagged.cells
+    from fedvi.data.suggest import suggested
+
+    default = (expected or "number") if guess is None else suggested(guess, expected)
+    words = f"{name}: {_looks(guess, default, expected)}" + (f", or {OUT}" if free else "")
+    read, why = _column_reader(name, free=free), _TYPES + (_OUT_TOO if free else "")
+    remark = functools.partial(_unseen, name, guess)
+    yield Question(f"column {name}", words, why, read, default, given, may_skip=True, remark=remark)
+    table = said[f"column {name}"] or {}
+    kind = table.get("type")
+    after, words = "", ""
+    if kind in ("number", "count") and "bounds" not in table:
+        after, words = "bounds", f"{name}: lowest and highest that it can be, LOW..HIGH"
+    if kind == "level" and "levels" not in table:
+        after = "levels"
+        words = f"{name}: all levels that may occur, between commas, the reference first"
+    if given is None and after:
+        words, read = words + (f", or {OUT}" if free else ""), _column_reader(name, kind, free)
+        yield Question(f"{after} {name}", words, why, read, may_skip=True, remark=remark)
+        if OUT in (said[f"{after} {name}"] or {}):
+            return
+    for flag, text in (
+        ("--per", flagged.unit),
+        ("--missing", rule),
+        ("--missing-values", listed),
+    ):
+        if text is not None and kind is None and OUT not in table:
+            raise errors.ConfigError(
+                f"{flag} {name}: the column has no type yet", f"give --column {name}=TYPE, too"
+            )
+    if kind is None:
+        return
+    yield from _of_unit(said, name, flagged.unit, expected)
+    # An outcome is never made up: a record without it counts as zero.
+    asks = expected is None and bool(said.get("gaps"))
+    yield from _of_codes(name, kind, guess, listed, asks)
+    if expected is None:
+        yield from _of_gaps(said, name, guess, rule, asks)
+
+
+def _of_unit(
+    said: Mapping[str, Any], name: str, given: str | None, expected: str | None
+) -> Iterator[Question]:
+    """Asks what one unit of a covariate's coefficient is; a count enters as it is."""
+    table = table_of(said, name)
+    if table["type"] != "number" or expected is not None:
+        if given is not None:
+            raise errors.ConfigError(
+                f"--per {name}: the column is no covariate of type number", "leave the flag out"
+            )
+        return
+    default = start = None
+    if table.get("bounds"):
+        step, start = unit_within(*table["bounds"])
+        default = f"{step:.12g} from {start:.12g}"
+    elif given is None:
+        return
+    words = f"{name}: unit of its coefficient, STEP from START"
+    read = functools.partial(drafting.parse_unit, start=start)
+    yield Question(f"per {name}", words, _UNIT, read, default, given, may_skip=True)
+
+
+def _of_codes(
+    name: str, kind: str, guess: "Guess | None", listed: str | None, asks: bool
+) -> Iterator[Question]:
+    """Asks which cells mean missing, beside empty ones."""
+    seen = guess.stand_ins if guess is not None and kind in ("number", "count") else ()
+    codes = [code for code, _ in seen]
+    if codes:
+        lie = "lie" if len(codes) > 1 else "lies"
+        words, default = (
+            f"{name}: {' and '.join(codes)} {lie} far beyond the other values. Missing (yes, no)",
+            "yes",
+        )
+    elif listed is not None or (asks and kind in ("number", "count")):
+        words, default = f"{name}: numbers that mean missing, such as 999,-9 (no: none do)", "no"
+    else:
+        return
+    yield Question(
+        f"missing-values {name}",
+        words,
+        _STAND_INS,
+        _cells_reader(codes),
+        default,
+        listed,
+        show=lambda table: ", ".join(map(str, table.get("missing_values", ["none"]))),
+    )
+
+
+def _of_gaps(
+    said: Mapping[str, Any], name: str, guess: "Guess | None", rule: str | None, asks: bool
+) -> Iterator[Question]:
+    """Asks for the rule of missing cells, where there are any, or where it was wanted of all columns."""
+    from fedvi.data.suggest import words_for_missing
+
+    kind = table_of(said, name)["type"]
+    # Words of the file are written where a person has seen them in the question, which a flag answers.
+    odd: list[Any] = (
+        [] if guess is None or rule is not None else list(words_for_missing(guess, kind))
+    )
+    odd += (said.get(f"missing-values {name}") or {}).get("missing_values", [])
+    if rule is None and not odd and not asks and (guess is None or not guess.missing):
+        return
+    beside = f" (also {', '.join(map(str, odd))})" if odd else ""
+    words = f"{name}: what a missing cell is{beside}. {_RULES}"
+    if guess is not None and (guess.missing or odd):
+        stood = sum(count for code, count in guess.stand_ins if int(code) in odd)
+        words = f"{name}: {_share(guess, stood)} of its cells are missing{beside}. {_RULES}"
+    read = _missing_reader(name, table_of(said, name), odd)
+    yield Question(f"missing {name}", words, _MISSING, read, "drop", rule)
+
+
+def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> str:
+    """Says what a column may hold, as it looks, and what is to be said of it."""
+    from fedvi.data.suggest import values_of
+
+    if guess is None:
+        return "what it may hold"
+    if guess.commas:
+        return (
+            "its decimal commas are read by no study; save the file with points. What it may hold"
+        )
+    if default is not None:
+        first = {"level": " (the reference first)", "binary": " (YES/NO)"}
+        said = first.get(default.partition(":")[0], "") + _often_missing(guess)
+        return f"what it may hold, as it looks{said}; confirm or correct"
+    if expected == "binary":
+        few = f", and looks like {', '.join(values_of(guess))}" if guess.kind == "level" else ""
+        return f"it is to be a yes or no{few}. Which cells mean yes, which no, binary:YES,…/NO,…"
+    if guess.kind == "text":
+        return "it holds many texts, of which none is suggested. Its levels, level:A,B,…"
+    return "what it may hold; nothing is suggested"
+
+
+def _often_missing(guess: "Guess") -> str:
+    return f"; {_share(guess)} of its cells are missing" if _tenths(guess) >= _HALF else ""
+
+
+def _tenths(guess: "Guess") -> int:
+    """Returns roughly how many cells are missing; words of a column of numbers are among them."""
+    return round(
+        10.0 * (guess.missing + sum(count for _, count in guess.odd)) / max(guess.cells, 1)
+    )
+
+
+def _share(guess: "Guess", more: int = 0) -> str:
+    tenths = _tenths(guess._replace(missing=guess.missing + more))
+    return f"about {10 * tenths} %" if 0 < tenths < 10 else ("few" if tenths == 0 else "nearly all")
+
+
+def _column_reader(
+    name: str, kind: str | None = None, free: bool = False
+) -> Callable[[str], dict[str, Any]]:
+    before = f"{name}=" if kind is None else f"{name}={kind}:"
+
+    def read(text: str) -> dict[str, Any]:
+        if text == OUT:
+            if free:
+                return {OUT: True}
+            raise errors.ConfigError(
+                f"{name} stands in the formula as you gave it",
+                "go back to the formula, and take the column out of it",
+            )
+        # Bounds alone, where a type was asked for, are those of a number.
+        more = "number:" if kind is None and re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text) else ""
+        table = drafting.parse_column(before + more + text)[1]
+        _check(name, table)
+        return table
+
+    return read
+
+
+def _check(name: str, table: dict[str, Any]) -> None:
+    """Refuses what no study may say of a column; what is left open is not looked at."""
+    from fedvi.data.schema import parse_schema
+
+    bounds = table.get("bounds")
+    if bounds and bounds[0] >= bounds[1]:
+        low, high = bounds
+        raise errors.ConfigError(
+            f"{name}: the lowest, {low}, is not below the highest, {high}",
+            f"write {high}..{low}" if high < low else "write LOW..HIGH, such as 18..100",
+        )
+    if bounds or table.get("levels") or table["type"] == "binary":
+        parse_schema({name: table}, private=True)
+
+
+def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
+    """Says which cells of a declaration no record has; a protocol may know more, so it is no error."""
+    from fedvi.data.guess import spelt
+    from fedvi.data.schema import as_code
+
+    if guess is None or guess.different > len(guess.values):
+        return ""
+    seen = {value for value, _ in guess.values}
+    declared = [cell for key in ("true", "false", "levels") for cell in table.get(key, ())]
+    lacking = [str(cell) for cell in declared if spelt(as_code(str(cell))) not in seen]
+    if not lacking:
+        return ""
+    return f"no cell of the file is {' or '.join(lacking)}. If that is a slip, correct {name} with `back`"
+
+
+def _cells_reader(codes: list[str]) -> Callable[[str], dict[str, Any]]:
+    """Reads which cells mean missing: yes or no of those that were seen, or a list."""
+
+    def read(text: str) -> dict[str, Any]:
+        named = {"yes": codes, "no": []}.get(text, [cell.strip() for cell in text.split(",")])
+        return {"missing_values": [drafting.cell_of(cell) for cell in named]} if named else {}
+
+    return read
+
+
+def _missing_reader(
+    name: str, table: dict[str, Any], odd: list[Any]
+) -> Callable[[str], dict[str, Any]]:
+    kind, more = table["type"], {"missing_values": odd} if odd else {}
+
+    def read(text: str) -> dict[str, Any]:
+        if text in ("drop", "indicator"):
+            return {"missing": text} | more
+        word, _, constant = text.partition(" ")
+        constant = constant.strip()
+        cells: dict[str, Any] = {"true": True, "false": False}
+        try:
+            if word == "impute" and constant:
+                if kind in ("number", "count"):
+                    value: Any = float(constant)
+                else:
+                    value = constant if kind == "level" else cells[constant]
+                told: dict[str, Any] = {"missing": {"impute": value}} | more
+                _check(name, table | told)
+                return told
+        except (KeyError, ValueError):
+            pass
+        wanted = {"binary": "true or false", "level": "a level"}.get(kind, "a number")
+        raise errors.ConfigError(
+            f"{name}: {text!r} is no rule, expected drop, indicator, or impute and {wanted}",
+            "docs/guides/missing-data.md says which suits what",
+        )
+
+    return read
+
+
+def table_of(said: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns what was said of a column, in all its questions."""
+    table: dict[str, Any] = {}
+    for part in ("column", "bounds", "levels", "per", "missing-values", "missing"):
+        table |= said.get(f"{part} {name}") or {}
+    return table

@@ -1,0 +1,88 @@
+"""Writes expected widths and smallest effects for a reader: cells of a table, and what they rest on."""
+
+import math
+from typing import TYPE_CHECKING
+
+from fedvi.privacy.spoken import Table
+from fedvi.report.labels import is_effect
+from fedvi.report.tables import number
+from fedvi.study.spec.coefficients import Z95
+
+if TYPE_CHECKING:
+    from fedvi.planning.widths import Widths
+
+__all__ = ["effect_name", "guessed", "said_beside", "size", "smallest_told", "table", "title"]
+
+# Larger effects, as of a ratio above 1,000, are none that a study could be about.
+_LARGEST_LOG_RATIO, _LARGEST_DIFFERENCE = math.log(1_000.0), 50.0
+_NAMED = 12
+
+
+def effect_name(ratio: str) -> str:
+    """Returns what an effect is: "odds ratio", or "difference" where there is no ratio."""
+    return f"{ratio} ratio" if ratio else "difference"
+
+
+def size(effect: float, ratio: str, mark: str = "") -> str:
+    """Writes an effect as a ratio above 1, or a difference, after the mark; a dash alone for none.
+
+    >>> size(0.5, "odds", "≥ "), size(0.5, ""), size(math.inf, "odds", "≥ ")
+    ('≥ 1.65', '0.5', '–')
+    """
+    if not effect < (_LARGEST_LOG_RATIO if ratio else _LARGEST_DIFFERENCE):
+        return "–"
+    return mark + (f"{math.exp(effect):.3g}" if ratio else f"{effect:.2g}")
+
+
+def table(found: "Widths", title: str = "") -> Table:
+    """Makes the table of a plan's widths; "≥" marks what rests on a guess."""
+    units = any(row.unit for row in found.rows)
+    names = ["coefficient", *(["unit"] if units else []), "± 95 %", "no noise", "times"]
+    names += [f"smallest {effect_name(found.ratio)}", "no noise"]
+    rows = []
+    for row in found.rows:
+        mark = "" if row.stated else "≥ "
+        effects = ((mark, row.detectable), ("", row.open_detectable))
+        rows.append(
+            (
+                row.name,
+                *((row.unit,) if units else ()),
+                mark + number(Z95 * row.sd, 2),
+                number(Z95 * row.open_sd, 2),
+                number(row.multiple, 2),
+                *(
+                    size(one, found.ratio, said) if is_effect(row.name) else ""
+                    for said, one in effects
+                ),
+            )
+        )
+    return Table(tuple(names), tuple(rows), (0, 1) if units else (0,), title)
+
+
+def guessed(found: "Widths") -> str:
+    """Says which columns a plan guesses the spread of, by name; "" if there are none."""
+    if not found.silent:
+        return ""
+    named = ", ".join(found.silent[:_NAMED])
+    more = len(found.silent) - _NAMED
+    return (
+        f"≥: a guess, since the study does not say how {named}{f' and {more} more' if more > 0 else ''} "
+        "spread in your records. Intervals are often wider than this, several times where most records "
+        "are alike. Before you rely on it, say data.schema.NAME.expected"
+    )
+
+
+def smallest_told(found: "Widths") -> str:
+    """Says what "smallest" means, and what was assumed."""
+    said = "“smallest”: its interval leaves out no effect in four of five studies. Estimates, not promises"
+    return f"{said}; assumed: {'; '.join(found.assumed)}" if found.assumed else said
+
+
+def title(found: "Widths") -> str:
+    """Returns the title of the table."""
+    return f"Expected 95 % intervals, from {found.records:,} records"
+
+
+def said_beside(found: "Widths") -> tuple[str, ...]:
+    """Returns the sentences beside the table: what is guessed, and what was assumed."""
+    return tuple(filter(None, (guessed(found), smallest_told(found))))
