@@ -170,14 +170,14 @@ CLAIM = Claim(
     "batches under substitute, whose price is the ε below; view: every step is seen; PLD. Noise "
     "of {noise} clip norms, theirs within rounding, costs {at_their_noise}.",
     finds="Means of {fits_each} fits of {epochs} epochs, nats a test picture of MNIST: {mnist_none} "
-    "without privacy, {mnist_3} at ε = {epsilon_3}, {mnist_2} at {epsilon_2} and {mnist_1} at {epsilon_1}. At "
-    "d3p's noise ours are {mnist_behind} nats from its logs. Each pixel's own frequency, without privacy, has "
-    "{mnist_pixels}.",
+    "without privacy, {mnist_3} at ε = {epsilon_3}, {mnist_2} at {epsilon_2} and {mnist_1} at {epsilon_1}. "
+    "At d3p's noise ours are {mnist_behind} nats from its logs. Each pixel's own frequency, without "
+    "privacy, has {mnist_pixels}.",
     verdict="corrected",
-    why="Under privacy it learns what pictures look like from ε = {epsilon_2} on, about as well as d3p's logs "
-    "say; at {epsilon_1} it is no better than the pixels' frequencies. Their "
-    "noise costs about twice the printed ε under substitute, and as drawn {fixed}; and what privacy "
-    "takes is several times what is left to gain by more ε.",
+    why="Under privacy it learns what pictures look like from ε = {epsilon_2} on, about as well as d3p's "
+    "logs say; at {epsilon_1} it is no better than the pixels' frequencies. Their noise costs about twice "
+    "the printed ε under substitute, and as drawn {fixed}; and what privacy takes is several times "
+    "what is left to gain by more ε.",
     alt="Line chart: nats a test picture of MNIST by ε, with the level of fits that "
     "are not private, and d3p's reading at ε = {at_their_noise}.",
     setting=SETTING,

@@ -29,7 +29,7 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
     if isinstance(rounds, int) and rounds > _MANY:
         yield (
             f"schedule.rounds is {rounds:,}: each site answers so often, and the more noise is in each "
-            "answer. 20 to 50 are enough"
+            "answer. 10 to 50 are enough"
         )
     clip = study.solver.arguments.get("clip_norm")
     limit = _TIMES * max(1.0, typical_norm or 1.0)
