@@ -181,8 +181,7 @@ CLAIM = Claim(
     "privacy, has {mnist_pixels} and {fashion_mnist_pixels}.",
     verdict="corrected",
     why="Under privacy it learns what pictures look like, and about as well as d3p's logs say. But their "
-    "noise costs about twice the printed ε under substitute, and as drawn {fixed}; and what privacy "
-    "takes is several times what is left to gain by more ε.",
+    "noise costs about twice the printed ε under substitute, and as drawn {fixed}.",
     alt="Line chart: nats a test picture by ε for MNIST and Fashion-MNIST, with levels of fits that "
     "are not private, and d3p's readings at ε = {at_their_noise}.",
     setting=SETTING,
