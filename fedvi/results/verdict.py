@@ -206,7 +206,10 @@ def judge(
     # Noise that intervals leave out makes correlations, too.
     twins = [] if unheld else list(_twins(rows, prior, effects, joint))
     rate = tuple(_of_rate(study, rows, joint))
-    less = tuple(_of_less(rows, effects, expected))
+    # What columns that say the same leave open has nothing to do with noise.
+    out = {name for pair in twins for name in pair}
+    free = [i for i in effects if rows[i]["name"] not in out]
+    less = tuple(_of_less(rows, free, expected))
     # Without privacy, an interval wider than expected has other causes. And an interval that leaves the
     # noise out does not show what noise costs.
     # And of another outcome than the declared one, nothing is expected.
@@ -216,15 +219,12 @@ def judge(
         and study.privacy.private
         and not (unheld or rate or less)
     ):
-        # What columns that say the same leave open has nothing to do with noise.
-        out = {name for pair in twins for name in pair}
         multiples = {
             row["name"]: row["sd"] / float(sd)
             for row, sd in zip(rows, open_sd, strict=False)
             if row["name"] not in out
         }
         records = int(expected["records"])
-        free = [i for i in effects if rows[i]["name"] not in out]
         off = [float(open_sd[i]) / expected["sds"][i] for i in free] or [1.0]
         if 1.0 / _OTHER < np.median(off) < _OTHER:
             sds = [rows[i]["sd"] for i in free]

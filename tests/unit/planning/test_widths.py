@@ -271,8 +271,9 @@ def test_what_rests_on_a_guess_is_marked(tmp_path: Path) -> None:
     del raw["data"]["schema"]["score"]["expected"]
     path = tmp_path / "study.json"
     path.write_text(json.dumps(raw))
-    done = CliRunner().invoke(main, ["plan", str(path)])
+    done = CliRunner().invoke(main, ["plan", str(path), "--effect", "score=1.5"])
     assert done.exit_code == 0, done.output
+    assert re.search(r"score, odds ratio 1.5.* \(smallest here ≥ ", done.output)
     rows = {line.split()[0]: line for line in done.output.splitlines() if line.strip()}
     assert rows["score"].count("≥ ") == 2
     assert "≥" not in rows["age"]

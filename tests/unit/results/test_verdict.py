@@ -271,6 +271,11 @@ def test_records_that_tell_far_less_than_the_declared_ones_are_told_and_not_laid
     fine = judged(rows(*[0.2] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
     assert fine.alarms == ()
     assert fine.multiples
+    # What two columns that say the same leave open is told as that.
+    twins = judged(
+        rows(0.2, 0.7, 0.7, 0.2), expected=EXPECTED | {"noised": [0.15] * 4}, joint=joint((1, 2))
+    )
+    assert not any("as planned" in one for one in twins.alarms)
 
 
 def test_a_share_that_noise_explains_is_no_alarm() -> None:
