@@ -18,7 +18,7 @@ SETTING = {
         for records in (200, 1_000, 2_000)
         for epsilon in (1.0, 4.0)
     ],
-    "rounds": 20,
+    "rounds": 12,
     "simulations": 100,
     "sites": 4,
     "prior_sd": 2.5,
@@ -139,7 +139,7 @@ CLAIM = Claim(
     numbers=numbers,
     table=table,
     figure=figure,
-    seeds=(0, 1, 2, 3),
+    seeds=(0, 1),
     by="cells",
     chosen="chosen on Adult, breast cancer and heart disease",
 )  # fmt: skip

@@ -26,9 +26,10 @@ no bound comes from the file. A record with another level counts as zero. skip: 
 _HALF = 5
 _OUT_TOO = f"""
 {OUT}: it is no covariate, and leaves the formula."""
-_UNIT = """Its coefficient is for one STEP, and the intercept for somebody at START: 10 from 60, or 10 years
-from 60. Take a step that matters to a clinician, about as far as two people differ. skip: half the width of
-the bounds, from their middle."""
+_UNIT = """half: half the width of the bounds, from their middle; a prior sd of 2.5 suits it, and it
+predicts best where records are few. Or a step that matters to a clinician, and where the intercept stands:
+10 from 60, or 10 years from 60. Then take a prior sd of 0.5 to 1. See docs/guides/priors-and-bounds.md."""
+_HALF_WIDTH = "half"
 _MISSING = """drop: a record without it counts as zero. impute VALUE: a public constant in its place, as
 the clinical normal. indicator: the middle of the bounds, the reference level or false in its place, and one
 more coefficient. See docs/guides/missing-data.md."""
@@ -122,15 +123,18 @@ def _of_unit(
                 f"--per {name}: the column is no covariate of type number", "leave the flag out"
             )
         return
-    default = start = None
+    start, such_as = None, ""
     if table.get("bounds"):
         step, start = unit_within(*table["bounds"])
-        default = f"{step:.12g} from {start:.12g}"
+        such_as = f", such as {step:.12g} from {start:.12g}"
     elif given is None:
         return
-    words = f"{name}: unit of its coefficient, STEP from START"
-    read = functools.partial(drafting.parse_unit, start=start)
-    yield Question(f"per {name}", words, _UNIT, read, default, given, may_skip=True)
+    words = f"{name}: unit of its coefficient, {_HALF_WIDTH} the width of its bounds or STEP from START"
+
+    def read(text: str) -> dict[str, Any]:
+        return {} if text == _HALF_WIDTH else drafting.parse_unit(text, start)
+
+    yield Question(f"per {name}", words + such_as, _UNIT, read, _HALF_WIDTH, given, may_skip=True)
 
 
 def _of_codes(

@@ -68,8 +68,7 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     "per",
     multiple=True,
     metavar="NAME=STEP from START",
-    help='Unit of a number\'s coefficient: age="10 years from 60". [default: round numbers that suit the '
-    "bounds]",
+    help='Unit of a number\'s coefficient: age="10 years from 60". [default: half the width of the bounds]',
 )
 @click.option(
     "--prior-scale",

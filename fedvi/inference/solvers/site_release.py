@@ -68,8 +68,9 @@ def site_release(
     off-diagonal entries of H are multiplied by √2, so that norms are those of the matrix. The vector is
     clipped to C, and all vectors are added. From the sum (G, H) the server makes the site (G + H m, H),
     which replaces the client's factor. It sums the sites of all clients and takes a Newton step that
-    accounts for the noise (``noise_aware``). No client keeps anything from visit to visit. Many visits,
-    each with more noise, do better than few: 20 to 50 rounds where noise is large.
+    accounts for the noise (``noise_aware``). No client keeps anything from visit to visit. Visits share
+    the budget: some ten average noise out and let steps settle, many more make each step noisier. With
+    ``clip_norm`` a number, 20 to 50 do better where noise is large.
 
     *Coordinates.* For a GLM with an intercept, and ``clip_norm`` "auto", the first answer is a survey of
     the columns, Σ x and Σ x². From it the server makes public coordinates x̃, in which columns are centred
