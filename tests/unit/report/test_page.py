@@ -515,6 +515,7 @@ def test_the_first_page_says_what_was_found_and_what_was_promised() -> None:
     # One site was asked for and there is no statement of all: its own stands there, 0.7 at both relations.
     assert found.privacy[0].count("at most 70.0 % of") == 2
     assert "ε = 2 at δ = 1e-05 under substitute, where the study allows 2" in found.privacy[1]
+    assert "Another run on the same records would spend as much again." in found.privacy[1]
     said = html(contents)
     assert said.index("1 of 2 effects") < said.index("The study and its run")
     assert "sex[m]" not in page.markdown(page.said(contents))
