@@ -43,7 +43,8 @@ def picture(alone: list[dict[str, object]], sums: list[dict[str, object]]) -> st
     said = "Odds ratios of eight effects with 95 % intervals: pooled, and from two private runs"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
-        f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="15" role="img"><title>{said}</title>',
+        f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="15" role="img">'
+        f"<title>{said}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for index, (colour, name) in enumerate(_SERIES):
