@@ -199,7 +199,7 @@ def test_a_claim_is_rounded_up_and_infinity_is_shown() -> None:
     (sheet,) = sheets.sheets(plain)
     assert sheet.claims is not None
     assert [row[2] for row in sheet.claims.rows] == ["1.001", "2"]
-    assert [row[-1] for row in sheet.claims.rows] == ["–", "2"]
+    assert [row[-1] for row in sheet.claims.rows] == ["none set", "2"]
 
 
 def test_what_is_not_settled_is_said_at_the_top() -> None:
