@@ -11,7 +11,8 @@ import sys
 from html import escape
 from pathlib import Path
 
-_WIDTH, _LEFT, _ROW, _TOP = 760, 150, 44, 62
+# Narrow, with large letters, so that they can be read on a phone.
+_WIDTH, _LEFT, _ROW, _TOP = 560, 130, 46, 106
 _LOW, _HIGH = 0.3, 25.0
 _TICKS = (0.5, 1, 2, 5, 10, 20)
 _SERIES = (
@@ -41,14 +42,15 @@ def picture(alone: list[dict[str, object]], sums: list[dict[str, object]]) -> st
     height = _TOP + _ROW * len(rows) + 34
     said = "Odds ratios of eight effects with 95 % intervals: pooled, and from two private runs"
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'font-family="sans-serif" font-size="13" role="img"><title>{said}</title>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
+        f'viewBox="0 0 {_WIDTH} {height}" font-family="sans-serif" font-size="15" role="img">'
+        f"<title>{said}</title>",
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     for index, (colour, name) in enumerate(_SERIES):
-        x = 20 + (0, 210, 410)[index]
-        parts.append(f'<circle cx="{x}" cy="20" r="5" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 10}" y="25" fill="#1a1a1a">{name}</text>')
+        y = 18 + 22 * index
+        parts.append(f'<circle cx="25" cy="{y}" r="5" fill="{colour}"/>')
+        parts.append(f'<text x="38" y="{y + 5}" fill="#1a1a1a">{name}</text>')
     for tick in _TICKS:
         colour = "#444444" if tick == 1 else "#dddddd"
         parts.append(f'<path d="M{_x(tick):.1f} {_TOP - 14}V{height - 30}" stroke="{colour}"/>')
@@ -61,7 +63,7 @@ def picture(alone: list[dict[str, object]], sums: list[dict[str, object]]) -> st
         name, unit = str(a["name"]), str(a["unit"]).partition(" from ")[0]
         parts.append(f'<text x="20" y="{y + 10}">{escape(name)}</text>')
         parts.append(
-            f'<text x="20" y="{y + 24}" font-size="11" fill="#666666">{escape(unit)}</text>'
+            f'<text x="20" y="{y + 26}" font-size="13" fill="#666666">{escape(unit)}</text>'
         )
         found = ((a, "pooled_mean", "pooled_sd"), (a, "mean", "sd"), (b, "mean", "sd"))
         for place, ((row, mean, sd), (colour, _)) in enumerate(zip(found, _SERIES, strict=True)):

@@ -211,7 +211,9 @@ def _wish(wish: str, printed: str, name: str) -> tuple[str, object]:
     some = re.fullmatch(r"(\d+) lines(?: from (.+))?", wish)
     if some:
         lines = _fitted(printed).splitlines()
-        start = next(i for i, line in enumerate(lines) if (some[2] or "") in line)
+        start = next((i for i, line in enumerate(lines) if (some[2] or "") in line), None)
+        if start is None:
+            raise RuntimeError(f"no line holds {some[2]!r}; printed was\n{printed}")
         end = start + int(some[1])
         return "text", "\n".join([*lines[start:end], *(["…"] if len(lines) > end else [])])
     path, _, alt = wish.partition(" | ")

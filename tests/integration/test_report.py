@@ -132,6 +132,10 @@ def test_a_statement_says_all_that_a_claim_depends_on(private: Path) -> None:
         assert any("400 records" in line for line in row["declared"])
         assert any("ChaCha20" in line for line in row["assumed"])
     assert text.count("Date and signature") == 2 * len(SITES)
+    # Whose promise it is, which relation has no limit of the study, and what to compare with others.
+    assert text.count("A real run has statements of its own") == len(SITES) + 1
+    assert text.count(">none set<") == len(SITES) + 1
+    assert "From ε and δ alone they would be" in text
 
 
 def test_the_odds_of_a_guess_are_those_of_the_plans_noise_and_of_the_worst_at_that_price(

@@ -199,7 +199,7 @@ def test_a_claim_is_rounded_up_and_infinity_is_shown() -> None:
     (sheet,) = sheets.sheets(plain)
     assert sheet.claims is not None
     assert [row[2] for row in sheet.claims.rows] == ["1.001", "2"]
-    assert [row[-1] for row in sheet.claims.rows] == ["–", "2"]
+    assert [row[-1] for row in sheet.claims.rows] == ["none set", "2"]
 
 
 def test_what_is_not_settled_is_said_at_the_top() -> None:
@@ -515,6 +515,7 @@ def test_the_first_page_says_what_was_found_and_what_was_promised() -> None:
     # One site was asked for and there is no statement of all: its own stands there, 0.7 at both relations.
     assert found.privacy[0].count("at most 70.0 % of") == 2
     assert "ε = 2 at δ = 1e-05 under substitute, where the study allows 2" in found.privacy[1]
+    assert "Another run on the same records would spend as much again." in found.privacy[1]
     said = html(contents)
     assert said.index("1 of 2 effects") < said.index("The study and its run")
     assert "sex[m]" not in page.markdown(page.said(contents))
