@@ -129,7 +129,9 @@ def _of_unit(
         such_as = f", such as {step:.12g} from {start:.12g}"
     elif given is None:
         return
-    words = f"{name}: unit of its coefficient, {_HALF_WIDTH} the width of its bounds or STEP from START"
+    words = (
+        f"{name}: unit of its coefficient, {_HALF_WIDTH} the width of its bounds or STEP from START"
+    )
 
     def read(text: str) -> dict[str, Any]:
         return {} if text == _HALF_WIDTH else drafting.parse_unit(text, start)

@@ -821,12 +821,14 @@ def test_a_flag_says_which_cells_mean_missing(tmp_path: Path) -> None:
         assert f"--missing-values is {wrong!r}, expected NAME=… of a column" in said
 
 
-def test_a_coefficient_is_for_a_round_unit_which_a_flag_may_say(tmp_path: Path) -> None:
-    """A unit of 41 years from 59 is none that anybody speaks of."""
+def test_a_flag_says_the_unit_of_a_coefficient(tmp_path: Path) -> None:
+    """Else it is half the width of the bounds, which a study need not say."""
     assert fedvi("init", tmp_path / "a", *flags("logistic")).exit_code == 0
     raw = tomllib.loads((tmp_path / "a" / "study.toml").read_text())
     age = raw["data"]["schema"]["age"]
-    assert (age["bounds"], age["center"], age["scale"]) == ([18, 100], 60, 10)
+    assert age == {"type": "number", "bounds": [18, 100]} | {
+        key: age[key] for key in ("missing", "unit") if key in age
+    }
     assert raw["prior"] == {"scale": 2.5}
     text = (tmp_path / "a" / "study.toml").read_text()
     assert "for one unit of its column: odds ratios of 0.0074 to 134" in text

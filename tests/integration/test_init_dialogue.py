@@ -124,7 +124,7 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
         asked.say(
             "age: what it may hold, as it looks; confirm or correct, or out [number]", "18..100"
         )
-        asked.say("age: unit of its coefficient, STEP from START [10 from 60]", "10 years from 60")
+        asked.say("or STEP from START, such as 10 from 60 [half]", "10 years from 60")
         asked.say("age: about 10 % of its cells are missing", "impute 50")
         asked.say("or out [binary:m/f]", "binary:f/m")
         asked.say(
@@ -211,11 +211,11 @@ def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
         assert "it is clipped to the" in asked.say("age: 999 lies far beyond", "")
         asked.say("age: about 10 % of its cells are missing (also 999)", "impute 50")
         asked.say("pressure: what it may hold", "20..300")
-        asked.say("pressure: unit of its coefficient", "")
+        asked.say("pressure: unit of its coefficient", "20")
         asked.say("pressure: -9 lies far beyond the other values", "no")
         # 99 is the score of one record alone: nothing is asked, and nothing said of it.
         asked.say("score: what it may hold", "0..10")
-        asked.say("score: unit of its coefficient", "skip")
+        asked.say("score: unit of its coefficient", "")
         asked.say("Enter writes the study", "")
         asked.until("next: fedvi check")
     schema = tomllib.loads((tmp_path / "study" / "study.toml").read_text())["data"]["schema"]
