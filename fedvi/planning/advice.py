@@ -172,22 +172,22 @@ def help_in_words(assembly: Assembly, present: Sequence[str]) -> str:
             return ""
     said = levers_in_words(levers(assembly))
     return said + (
-        f"; sites that gave no answer ({absent}) are left out" if said and absent else ""
+        f". Sites that gave no answer ({absent}) are left out" if said and absent else ""
     )
 
 
 def levers_in_words(found: Sequence[Lever]) -> str:
     """Says what would narrow intervals most, and by how much; "" if nothing would.
 
-    >>> levers_in_words([Lever("twice the records", 0.3), Lever("ε = 2 in the place of 1", 0.25)])
-    'what would help most: twice the records (intervals 30 % narrower), then ε = 2 in the place of 1 (25 %)'
+    >>> levers_in_words([Lever("twice the records", 0.3), Lever("ε = 2 in place of 1", 0.25)])
+    'what would help most: twice the records (intervals 30 % narrower); ε = 2 in place of 1 (25 %)'
     """
     if not found:
         return ""
     first, *rest = found
-    then = ", ".join(f"{one.what} ({100.0 * one.narrower:.0f} %)" for one in rest)
+    then = "; ".join(f"{one.what} ({100.0 * one.narrower:.0f} %)" for one in rest)
     most = f"{first.what} (intervals {100.0 * first.narrower:.0f} % narrower)"
-    return f"what would help most: {most}" + (f", then {then}" if then else "")
+    return f"what would help most: {most}" + (f"; {then}" if then else "")
 
 
 def _numbers(assembly: Assembly) -> PublicNumbers | None:

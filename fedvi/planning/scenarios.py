@@ -217,25 +217,30 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
     before = widths(assembly, 1, made)
     tried: list[tuple[str, dict[str, Any]]] = [
         (
-            f"ε = {2.0 * promise.epsilon:g} in the place of {promise.epsilon:g}, a weaker promise",
+            f"ε = {2.0 * promise.epsilon:g} in place of {promise.epsilon:g}, which is a weaker promise",
             {"epsilon": 2.0 * promise.epsilon},
         ),
-        ("twice the records at each site", {"times": 2.0}),
+        ("twice the records at each site, since the noise stays as it is", {"times": 2.0}),
         (
-            f"{2 * len(study.clients)} sites in the place of {len(study.clients)}",
+            f"{2 * len(study.clients)} sites in place of {len(study.clients)}",
             {"sites": 2 * len(study.clients)},
         ),
     ]
     if study.sums is None and len(study.clients) > 1:
         tried.append(
-            ('that only sums over sites are seen, view = "aggregate"', {"view": "aggregate"})
+            ('view = "aggregate", where only sums over sites are seen', {"view": "aggregate"})
         )
     norm = given_clip_norm(study.solver.kind, study.solver.arguments)
     if isinstance(norm, float | int):
-        tried.append((f'clip_norm = "auto" in the place of {norm:g}', {"clip_norm": "auto"}))
+        tried.append((f'clip_norm = "auto" in place of {norm:g}', {"clip_norm": "auto"}))
     fewer = _fewer_columns(assembly)
     if fewer:
-        tried.append(("a formula of half the columns", {"formula": fewer}))
+        tried.append(
+            (
+                "a formula of half the columns, with effects that mean something else",
+                {"formula": fewer},
+            )
+        )
     found = []
     for what, change in tried:
         same = None if "formula" in change else made

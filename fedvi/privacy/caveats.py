@@ -100,6 +100,6 @@ UNDER_COVER = (
     "know of their own answers and noise, or tell it to anybody"
 )
 DISJOINT = (
-    "no {unit} is at two sites, as far as they know: the largest epsilon of any site holds for all"
+    "no {unit} is at two sites, as far as sites know: the largest epsilon of any site holds for all"
 )
 EACH_ITS_OWN = "each client is a unit of its own, so the largest epsilon of any holds for all"

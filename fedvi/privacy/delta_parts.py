@@ -110,8 +110,8 @@ class Itemised:
             f"drawn from are {distance:.3g} away from its exact law, and 1 + e^epsilon times that must "
             "stay below delta"
             + (f", as it does up to an epsilon of about {largest:.3g}" if largest else ""),
-            hint="this is too little noise for any claim: promise an epsilon well below that or a larger "
-            "delta, or draw fewer numbers (steps times parameters)"
+            hint="this is too little noise for any claim: promise a smaller epsilon or a larger delta, or "
+            "draw fewer numbers (steps times parameters)"
             if largest
             else "promise a larger delta: that of any real study is far above this distance",
         )

@@ -58,7 +58,9 @@ def comparison_section(contents: Contents) -> Section | None:
     silent = [site.name for site in contents.sites if site.alone is None] if shown else []
     notes = []
     if shown:
-        notes.append("approximate: each site answered after it had received the joint result")
+        notes.append(
+            "approximate: a site's answers began from the joint result, and its part is taken out"
+        )
         notes += _held_against(rows, places, shown)
     if silent:
         notes.append(f"nothing can be said of {', '.join(silent)} alone")
@@ -93,5 +95,8 @@ def _held_against(rows: list[Coefficient], places: list[int], shown: list[Site])
     for name, outside in told.items():
         yield f"the interval of {name} alone leaves the answer out for {', '.join(outside)}"
     if not told and len(vague) < len(shown):
-        which = "each other site's" if vague else "each site's"
-        yield f"{which} own interval contains the answer, for every coefficient that is drawn"
+        named = [site.name for site in shown if site.name not in vague]
+        yield (
+            f"{', '.join(named)}: the intervals of {'this site' if len(named) == 1 else 'each site'} alone "
+            "contain the joint answer, for every coefficient that is drawn"
+        )

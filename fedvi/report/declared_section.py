@@ -24,7 +24,7 @@ def declared_section(contents: Contents) -> Section | None:
             "the records.",
             "A number outside its range is taken as its nearest end, unless the table says otherwise. "
             + (
-                "A record counts as zero if one of its cells holds no declared value."
+                "A record is left out (it counts as zero) if one of its cells holds no declared value."
                 if contents.protected
                 else "A file with a cell of no declared value is refused, unless the table says otherwise."
             ),

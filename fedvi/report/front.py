@@ -171,7 +171,7 @@ def _privacy(contents: Contents) -> Iterator[str]:
     odds = [f"asked {guessed(claim.relation, unit)}, {right_guesses(claim.right)}" for claim in own]
     yield (
         f"Suppose that somebody sees {_SEEN.get(view, view)}, knows all else about the records, and finds "
-        "two answers equally likely. "
+        "two guesses equally likely. "
         f"{as_sentence('; '.join(odds))} Without the study it would be 50 %."
     )
     figured = [

@@ -13,8 +13,8 @@ __all__ = ["Sheet", "sheets"]
 
 _UNITS = {
     "record": (
-        "record: one row of the table. For a patient with k rows ε is k times as large, and δ far more: "
-        "where this can be, the unit must be the patient"
+        "record: one row of the table; a patient, if no patient has several rows. For one with k rows ε "
+        "is k times as large, and δ far more: then the study should name the patient as its unit"
     ),
     "patient": "patient: all rows of one person together",
     "client": "client: everything that one site holds",
@@ -26,7 +26,7 @@ _COUNTED_AT_HOME = (
     "not known to the server; the site's own ledger for life counts them, if its policy has one"
 )
 _DUTIES = (
-    "keep its ledger and its state folder, and never go on from a copy or a backup of that folder",
+    "keep its ledger and its state folder. A backup may be kept, and no run may go on from it",
     "take bounds and settings from common knowledge, and never try them out on these records",
     "keep logs and metrics of its records in the house",
 )
@@ -102,7 +102,7 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
         computed = f"the accountant {statement.accountant}, an upper bound, in {computed}"
     facts.append(("computed by", computed))
     if statement.head:
-        facts.append(("ledger head", statement.head))
+        facts.append(("ledger head (entries: hash)", statement.head))
     lists = (
         ("Declared, since fedvi cannot check it", statement.declared),
         ("The site must", _DUTIES if statement.head and statement.protected else ()),

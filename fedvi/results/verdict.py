@@ -280,10 +280,8 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
         )
         if verdict.effective is not None and more > 1.05:
             # A share of the records, since their number is not published.
-            said += (
-                f": without noise, {_part(verdict.effective / verdict.records)} of the records would have "
-                "been enough for intervals as narrow"
-            )
+            lost = _part(1.0 - verdict.effective / verdict.records)
+            said += f": the noise costs as much as leaving out {lost} of the records would"
         yield said
     if verdict.settled and not verdict.alarms:
         yield (

@@ -288,7 +288,7 @@ def test_a_clip_norm_that_is_far_too_small_is_the_best_lever() -> None:
     raw = raw_plan(4.0)
     raw["solver"]["clip_norm"] = 0.01
     best, *_ = scenarios.levers(planned(raw))
-    assert best.what == 'clip_norm = "auto" in the place of 0.01'
+    assert best.what == 'clip_norm = "auto" in place of 0.01'
     assert best.narrower > 0.5
     mended = scenarios.changed(planned(raw).study, **best.change)
     assert mended.solver.arguments["clip_norm"] == "auto"

@@ -74,9 +74,9 @@ def test_a_site_that_never_answered_is_not_counted_as_if_it_had() -> None:
     # To a precision of few per cent, as of a coefficient that depends on others.
     assert found.multiples == pytest.approx(alone.multiples, rel=0.05)
     helps = advice.help_in_words(with_silent, assembly.clients)
-    assert "sites in the place of 4" in helps
-    assert helps.endswith("; sites that gave no answer (2) are left out")
-    assert advice.help_in_words(assembly, assembly.clients) == helps.partition(";")[0]
+    assert "sites in place of 4" in helps
+    assert helps.endswith(". Sites that gave no answer (2) are left out")
+    assert advice.help_in_words(assembly, assembly.clients) == helps.partition(". Sites")[0]
 
 
 @pytest.mark.nightly
