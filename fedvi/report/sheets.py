@@ -13,8 +13,8 @@ __all__ = ["Sheet", "sheets"]
 
 _UNITS = {
     "record": (
-        "record: one row of the table; a patient, if no patient has several rows. For one with k rows ε "
-        "is k times as large, and δ far more: then the study should name the patient as its unit"
+        "record: one row of the table; a patient, if none has several. For one with k rows ε is k times as "
+        "large, and δ far more: then the unit must be the patient"
     ),
     "patient": "patient: all rows of one person together",
     "client": "client: everything that one site holds",
@@ -102,7 +102,7 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
         computed = f"the accountant {statement.accountant}, an upper bound, in {computed}"
     facts.append(("computed by", computed))
     if statement.head:
-        facts.append(("ledger head (entries: hash)", statement.head))
+        facts.append(("ledger head", statement.head))
     lists = (
         ("Declared, since fedvi cannot check it", statement.declared),
         ("The site must", _DUTIES if statement.head and statement.protected else ()),
