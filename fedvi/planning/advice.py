@@ -34,6 +34,7 @@ from fedvi.planning.signals import (
     signal,
     suggested_clip_norm,
 )
+from fedvi.planning.topics import topic_outlook
 from fedvi.planning.widths import is_newton
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
@@ -144,14 +145,16 @@ def doubts(assembly: Assembly) -> tuple[str, ...]:
     """Returns all warnings of `fedvi check`, to print before a study runs, and again with its result.
 
     They concern settings that are allowed but probably unintended, rounds that release the same sums
-    again, conflicts between bounds and the prior, and estimates of its own mode that noise dominates.
+    again, conflicts between bounds and the prior, and estimates of its own mode, or of topics, that noise
+    dominates.
     """
     numbers, kind = _numbers(assembly), assembly.study.solver.kind
     found = [*assembly.warnings, *rounds_in_vain(assembly), *quarrels(assembly)]
     if numbers is not None and kind in solver_kinds.__all__ and assembly.noise_multiplier:
         own = _mode(assembly, numbers, kind)
         found += [*_warnings(own), *_of_newton(own, assembly)]
-    return tuple(found)
+    topics = topic_outlook(assembly)
+    return (*found, *(topics.warnings if topics is not None else ()))
 
 
 def help_in_words(assembly: Assembly, present: Sequence[str]) -> str:
@@ -418,7 +421,7 @@ def _recommended(
             "on the prior"
         )
     if chosen.renews and numbers.rounds < _ROUNDS:
-        reason += f"; {_ROUNDS} rounds or more would cost time, and no privacy"
+        reason += f"; about {_ROUNDS} rounds would cost time, and no privacy"
     if not regular:
         reason += (
             "; fedvi does not know this model as a regression, so all ratios are rough, and site_release "

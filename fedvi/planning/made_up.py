@@ -98,7 +98,8 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
     if unsaid:
         yield (
             f"{', '.join(unsaid)}: numbers spread as their bounds or their centre and scale suggest, "
-            f"each level is {_RARER:g} times as frequent as the one before (say data.schema.NAME.expected)"
+            f"of three levels or more each is {_RARER:g} times as frequent as the one before (say "
+            "data.schema.NAME.expected)"
         )
     outcome = expected_of(assembly, design.response.columns[-1])
     if design.response.type == "binary":
@@ -106,6 +107,9 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
             yield f"{design.response.columns[0]} is true for {_SHARE:.0%} (say its expected.share)"
         if outcome.auc is None:
             yield f"covariates predict the outcome with an AUC of {TYPICAL_AUC:g} (say its expected.auc)"
+    for name in _unsaid_outcome(assembly) if design.response.type == "count" else ():
+        mean = spread_of(assembly.schema[name], outcome)[0]
+        yield f"{name} has a mean of {mean:g}, as its bounds suggest (say its expected.mean)"
     if design.response.type == "survival" and outcome.shares is None:
         yield f"{_EVENTS:.0%} have the event (say the expected.share of {design.response.columns[1]})"
     if not any(expected_of(assembly, name).correlations for name in columns):
@@ -144,8 +148,10 @@ def _unsaid(assembly: Assembly) -> tuple[str, ...]:
 
 
 def _unsaid_outcome(assembly: Assembly) -> tuple[str, ...]:
-    """Returns the column of an outcome whose share the study does not state, if it has one."""
+    """Returns the column of an outcome whose share, or mean count, the study does not state."""
     response = assembly.design.response
+    if response.type == "count":
+        return tuple(n for n in response.columns[-1:] if expected_of(assembly, n).mean is None)
     asked = response.columns[-1:] if response.type in ("binary", "survival") else ()
     return tuple(name for name in asked if expected_of(assembly, name).shares is None)
 

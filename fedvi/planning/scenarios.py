@@ -217,10 +217,10 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
     before = widths(assembly, 1, made)
     tried: list[tuple[str, dict[str, Any]]] = [
         (
-            f"ε = {2.0 * promise.epsilon:g} in place of {promise.epsilon:g}, which is a weaker promise",
+            f"ε = {2.0 * promise.epsilon:g} in place of {promise.epsilon:g}, a weaker promise",
             {"epsilon": 2.0 * promise.epsilon},
         ),
-        ("twice the records at each site, since the noise stays as it is", {"times": 2.0}),
+        ("twice the records at each site", {"times": 2.0}),
         (
             f"{2 * len(study.clients)} sites in place of {len(study.clients)}",
             {"sites": 2 * len(study.clients)},
@@ -237,7 +237,7 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
     if fewer:
         tried.append(
             (
-                "a formula of half the columns, with effects that mean something else",
+                "a formula of half the columns",
                 {"formula": fewer},
             )
         )

@@ -293,8 +293,8 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
     yield from (f"look out: {alarm}" for alarm in verdict.alarms if with_alarms)
     if verdict.rounds_left is not None:
         yield (
-            "what would help first: more rounds. By the pace of the last ones, about "
-            f"{verdict.rounds_left} more would settle it; under privacy, all together keep the same ε"
+            f"by the pace of its last rounds, the run lacked about {verdict.rounds_left} more to settle. "
+            "Under privacy a longer run is another run on the same records, and spends its ε again"
         )
     if verdict.helps:
         yield verdict.helps
@@ -342,7 +342,7 @@ def _rounds_left(moves: Sequence[Sequence[float]]) -> int | None:
         if last[part] < aim:
             continue
         pace = (last[part] / max(first[part], 1e-300)) ** (1.0 / (_PACE - 1))
-        if not pace < _STILL:
+        if not 0.0 < pace < _STILL:
             return None
         wanted = max(wanted, math.ceil(math.log(aim / last[part]) / math.log(pace)))
     return wanted

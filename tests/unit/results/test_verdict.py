@@ -350,7 +350,7 @@ def test_how_many_more_rounds_would_settle_a_run_is_told(last: Any, left: int | 
     found = judged(rows(*[0.2] * 4), last)
     assert found.settled is False
     assert found.rounds_left == left
-    assert (f"about {left} more would settle it" in said(found)) == (left is not None)
+    assert (f"about {left} more to settle" in said(found)) == (left is not None)
     assert verdicts.from_dict(found.as_dict()) == found
 
 
