@@ -67,6 +67,8 @@ def suggested(guess: Guess, kind: str | None = None) -> str | None:
         return "binary:1/0"
     if len(values) < 2 or any(set(value) & set(",/") for value in values):
         return None
+    if any(map(_unknown, values)):
+        return None  # the other answer may be in another site's file
     if tuple(pair) in _TRUTHS:
         values.sort(key=lambda value: any(value.casefold() == true for _, true in TRUTHS))
     return f"binary:{values[1]}/{values[0]}"
@@ -74,7 +76,14 @@ def suggested(guess: Guess, kind: str | None = None) -> str | None:
 
 def values_of(guess: Guess) -> tuple[str, ...]:
     """Returns the values of a column of levels, without values of a single record."""
-    return tuple(_in_order(text for text, count in guess.values if count > 1 and _is_word(text)))
+    values = _in_order(text for text, count in guess.values if count > 1 and _is_word(text))
+    # The first level is the reference, which "unknown" should not be.
+    return tuple(sorted(values, key=_unknown))
+
+
+def _unknown(value: str) -> bool:
+    """Whether a level is a word for a value that is not known."""
+    return as_number(value) is None and often_missing(value)
 
 
 def words_for_missing(guess: Guess, kind: str) -> list[str]:

@@ -22,6 +22,7 @@ def seen(path: Path) -> tuple[Guess, ...]:
         (["yes", "no"], None, "binary:yes/no"),
         (["m", "f"], None, "binary:m/f"),
         (["a/b", "c"], None, None),  # cannot be spelt
+        (["no", "unknown"], None, None),  # the other answer may be in another site's file
         (["III", "I", "II"], None, "level:I,II,III"),
         (["a,b", "c", "d"], None, 'level:"a,b",c,d'),
         (['a"b', "c", "d"], None, "level"),  # cannot be spelt
@@ -86,6 +87,7 @@ def test_words_for_true_and_false_are_suggested_the_right_way_round(
         ["Stage I", "Stage IIA", "Stage IIB", "Stage III", "Stage IV"],
         ["im", "iv", "po"],
         ["1", "2", "10", "unknown"],
+        ["married", "single", "widowed", "unknown"],
     ],
 )
 def test_levels_come_in_the_order_of_what_they_say(levels: list[str], tmp_path: Path) -> None:
