@@ -89,7 +89,8 @@ def table(rows):
             cell = found.get((name, size, records, epsilon))
             line.append("–" if cell is None else f"{cell[0]:.1f} %, {number(cell[2], 2)}")
         lines.append(line)
-    return ["columns", "D", *(f"{n:,} a site, ε = {e:g}" for n, e in columns)], lines
+    entries = "columns (entries: % covered, width ÷ the oracle's)"
+    return [entries, "coefficients", *(f"{n:,} a site, ε = {e:g}" for n, e in columns)], lines
 
 
 def figure(rows):
@@ -113,7 +114,7 @@ def figure(rows):
 
 CLAIM = Claim(
     paper="Beyond the papers",
-    title="Intervals of default settings cover the truth, the worst coefficient's too",
+    title="Intervals of default settings cover truths that the prior allows, the worst coefficient's too",
     source="fedvi; proof in `docs/proofs/noise_aware.md`",
     says="A report counts the noise of its releases and what noise hides, direction by direction, so "
     "that every coefficient's interval covers as often as it promises, of whatever columns.",
@@ -125,12 +126,13 @@ CLAIM = Claim(
     "{level} % intervals the worst coefficient's cover the truth in {least} to {most} %, by cell; those of "
     "an oracle that sees all records, in {oracle} % at worst. {within} cells are between {low} and "
     "{high} %, with intervals {within_width} times as wide as the oracle's; {over} are above, with "
-    "intervals {over_width} times as wide; {under} are below. At most {warned} % of the runs of a cell "
+    "intervals {over_width} times as wide; below: {under}. At most {warned} % of the runs of a cell "
     "said that they had not converged.",
     verdict="reproduced",
     why="The worst of several coefficients is below the nominal level by chance alone, as the oracle's "
     "shows. Where noise hides nearly all curvature (few records, many or strongly correlated columns, "
-    "small ε), intervals rest on the prior and cover more than they promise: wide and honest.",
+    "small ε), intervals rest on the prior and cover more than they promise: wide and honest. A truth "
+    "several of the prior's sds from zero is not among these, and would be covered less.",
     alt="Line chart: coverage of the worst coefficient by records a site, four lines of coefficients and "
     "ε, all near the nominal level or above it.",
     setting=SETTING,

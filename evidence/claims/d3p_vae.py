@@ -127,7 +127,7 @@ def table(rows):
         lines.append([NAMES[name], number(epsilon), *prices, nats, reading])
     heads = [
         "pictures", "ε: Poisson, substitute", "noise ÷ clip norm", "ε of fixed-size batches, substitute",
-        "ε as d3p states it", "nats a test picture", "d3p's logs, at this noise",
+        "ε by d3p's rule, at our δ", "nats a test picture", "d3p's logs, at this noise",
     ]  # fmt: skip
     return heads, lines
 

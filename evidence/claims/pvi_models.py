@@ -79,9 +79,10 @@ CLAIM = Claim(
     "{logistic_6_dp_optimisation_kl_first}. The largest error is {logistic_6_site_release_error_first} "
     "(sites) and {logistic_6_dp_optimisation_error_first} (descent) of the posterior's own sds in the "
     "logistic ones, {logistic_6_none_error_first} without noise. The network's RMSE is "
-    "{network_none_score_first} without privacy; at ε = {last} it is "
-    "{network_perturbed_update_score_last} with noise on the message and "
-    "{network_dp_optimisation_score_last} on each data point.",
+    "{network_none_score_first} without privacy. With noise on the message it is "
+    "{network_perturbed_update_score_first} at ε = {first} and "
+    "{network_perturbed_update_score_last} at {last}; with noise on each data point "
+    "{network_dp_optimisation_score_first} and {network_dp_optimisation_score_last}.",
     verdict="corrected",
     why="In the regressions noise on each data point serves, and noise on the message leaves the prior, "
     "even at ε = {last}: one record may move all of a message. The network is out of reach: with these "

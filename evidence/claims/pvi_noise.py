@@ -145,8 +145,8 @@ CLAIM = Claim(
     "{perturbed_update_error}, {site_release_error} and {dp_optimisation_error} of the "
     "posterior's own sds: of honest intervals, a number about {none_error}, as without noise. "
     "Without noise all schedules agree with the pooled fit to {none_kl} nats.",
-    verdict="reproduced",
-    why="Both work as described, and they are not equals: for a promise to each record, noise on "
+    verdict="corrected",
+    why="Both can be run, and they are not equals: for a promise to each record, noise on "
     "the message says next to nothing even at ε = {last} ({perturbed_update_kl_last} nats "
     "beside {site_release_kl_last}). Schedules matter far less.",
     alt="Line chart: divergence from the pooled posterior by ε; noise on the message stays in the "

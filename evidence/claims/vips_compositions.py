@@ -96,7 +96,7 @@ CLAIM = Claim(
     "so few rounds.",
     verdict="corrected",
     why="Moments are far ahead of strong composition, as the journal version says. The preprint's "
-    "zCDP is not ahead of anything here: sampling does not amplify it (its two-step recipe, "
+    "zCDP is ahead of no method that counts sampling, which does not amplify it (its two-step recipe, "
     "which says so, bounds nothing), so it is for full batches. And PLD asks for less than "
     "moments.",
     alt="Line chart: ε by rounds for seven compositions of the same noise; after {epoch} rounds "
