@@ -127,8 +127,8 @@ CLAIM = Claim(
     "{of_10_balanced_none_accuracy} and {of_10_balanced_none_likelihood}.",
     verdict="reproduced",
     why="Under add_remove the readings are met within a hundredth at the correct price; substituting a "
-    "record costs twice the noise, and likelihood. Who holds a record makes no difference: answers are sums, and with the "
-    "same noise the three ways to share records out end alike.",
+    "record costs twice the noise, and likelihood. Who holds a record makes no difference: answers are "
+    "sums, and with the same noise the three ways to share records out end alike.",
     alt="Chart of held-out log-likelihood: the same for three ways to share Adult out among ten clients, "
     "near the paper's readings under add_remove, lower for two hundred clients.",
     setting=SETTING,
