@@ -280,9 +280,11 @@ def positive(flag: str, below: float = math.inf) -> Callable[[str], float]:
         except ValueError:
             value = -1.0
         if not 0 < value < below:
-            more = "" if below == math.inf else f" and below {below:g}"
+            more = ("", "such as 1")
+            if below < math.inf:
+                more = (f" and below {below:g}", "such as 1e-5")
             raise errors.ConfigError(
-                f"{flag} is {text!r}, expected a number above 0{more}", "such as 1e-5"
+                f"{flag} is {text!r}, expected a number above 0{more[0]}", more[1]
             )
         return value
 

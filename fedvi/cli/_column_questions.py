@@ -1,6 +1,7 @@
 """What `fedvi init` asks of one column: its type, bounds and levels, its unit, and its missing cells."""
 
 import functools
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvi import errors
 from fedvi.cli._asking import Question
 from fedvi.study.drafts import drafting
+from fedvi.study.drafts.units import parse_unit
 from fedvi.study.round_numbers import unit_within
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ _UNIT = """half: half the width of the bounds, from their middle; a prior sd of 
 predicts best where records are few. Or a step that matters to a clinician, and where the intercept stands:
 10 from 60, or 10 years from 60. Then take a prior sd of 0.5 to 1. See docs/guides/priors-and-bounds.md."""
 _HALF_WIDTH = "half"
+_LEAST = 1e-300
 _MISSING = """drop: a record without it counts as zero. impute VALUE: a public constant in its place, as
 the clinical normal. indicator: the middle of the bounds, the reference level or false in its place, and one
 more coefficient. See docs/guides/missing-data.md."""
@@ -123,9 +126,9 @@ def _of_unit(
                 f"--per {name}: the column is no covariate of type number", "leave the flag out"
             )
         return
-    start, such_as = None, ""
-    if table.get("bounds"):
-        step, start = unit_within(*table["bounds"])
+    bounds, such_as = table.get("bounds"), ""
+    if bounds:
+        step, start = unit_within(*bounds)
         such_as = f", such as {step:.12g} from {start:.12g}"
     elif given is None:
         return
@@ -134,9 +137,9 @@ def _of_unit(
     )
 
     def read(text: str) -> dict[str, Any]:
-        return {} if text == _HALF_WIDTH else drafting.parse_unit(text, start)
+        return {} if text == _HALF_WIDTH else parse_unit(name, text, bounds)
 
-    yield Question(f"per {name}", words + such_as, _UNIT, read, _HALF_WIDTH, given, may_skip=True)
+    yield Question(f"per {name}", words + such_as, _UNIT, read, _HALF_WIDTH, given)
 
 
 def _of_codes(
@@ -159,7 +162,7 @@ def _of_codes(
         f"missing-values {name}",
         words,
         _STAND_INS,
-        _cells_reader(codes),
+        _cells_reader(name, codes),
         default,
         listed,
         show=lambda table: ", ".join(map(str, table.get("missing_values", ["none"]))),
@@ -260,6 +263,12 @@ def _check(name: str, table: dict[str, Any]) -> None:
             f"{name}: the lowest, {low}, is not below the highest, {high}",
             f"write {high}..{low}" if high < low else "write LOW..HIGH, such as 18..100",
         )
+    if bounds and not _LEAST < (width := float(bounds[1] - bounds[0])) < math.inf:
+        raise errors.ConfigError(
+            f"{name}: the width of the bounds {bounds[0]}..{bounds[1]} is {width:g}, expected a finite "
+            f"number above {_LEAST:g}",
+            "write them in a unit in which both are ordinary numbers, such as 18..100",
+        )
     if bounds or table.get("levels") or table["type"] == "binary":
         parse_schema({name: table}, private=True)
 
@@ -279,10 +288,15 @@ def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     return f"no cell of the file is {' or '.join(lacking)}. If that is a slip, correct {name} with `back`"
 
 
-def _cells_reader(codes: list[str]) -> Callable[[str], dict[str, Any]]:
+def _cells_reader(name: str, codes: list[str]) -> Callable[[str], dict[str, Any]]:
     """Reads which cells mean missing: yes or no of those that were seen, or a list."""
 
     def read(text: str) -> dict[str, Any]:
+        if text == "yes" and not codes:
+            raise errors.ConfigError(
+                f"--missing-values {name}: 'yes' does not say which, expected the cells that mean missing",
+                "name them between commas, such as 999,-9; no: none do",
+            )
         named = {"yes": codes, "no": []}.get(text, [cell.strip() for cell in text.split(",")])
         return {"missing_values": [drafting.cell_of(cell) for cell in named]} if named else {}
 

@@ -147,15 +147,26 @@ class Asked(NamedTuple):
         return {} if self.header is None else columns_named(self.header.columns)
 
     def _file(self, text: str) -> Opened:
-        return Opened() if text == "none" else self.open_file(Path(text).expanduser())
+        if text == "none":
+            return Opened()
+        try:
+            path = Path(text).expanduser()
+        except RuntimeError:
+            raise errors.ConfigError(
+                f"the file is {text!r}, and this machine knows no such user",
+                "write the whole path, such as /data/north.csv",
+            ) from None
+        return self.open_file(path)
 
     def _prior(self, said: Mapping[str, Any]) -> Question:
         """Asks for the prior's sd, and says what it means for one unit of each column."""
         ratio = drafting.model_of(said["kind"]).ratio
+        formula = formula_of(said)
+        responses = drafting.response_types(said["kind"], formula)
         units = [
-            f"{name} per {table['scale']:,.12g}" + (f" {table['unit']}" if "unit" in table else "")
-            for name in drafting.variables(formula_of(said))
-            if "scale" in (table := table_of(said, name))
+            f"{name} per {unit}"
+            for name in drafting.variables(formula)
+            if name not in responses and (unit := _unit_shown(table_of(said, name)))
         ]
         of = (
             f" ({', '.join(units[:_NAMED])}{', …' if len(units) > _NAMED else ''})" if units else ""
@@ -171,8 +182,8 @@ class Asked(NamedTuple):
             return "" if same else f"that says {said} (95 %) for one unit"
 
         default, given = f"{drafting.PRIOR_SCALE:g}", self.given["prior_scale"]
-        read = positive("--prior-scale")
-        return Question("prior-scale", words, _PRIOR, read, default, given, remark=remark)
+        given = None if given is None else str(given)  # read as what is typed
+        return Question("prior-scale", words, _PRIOR, _prior_scale, default, given, remark=remark)
 
     def _look(self, text: str) -> "dict[str, Guess]":
         if choice(("yes", "no"))(text) == "no":
@@ -341,7 +352,8 @@ class Asked(NamedTuple):
         self, flag: str, of: str, texts: Iterable[str], known: Sequence[str]
     ) -> dict[str, str]:
         """Reads NAME=…, by a column's name in the formula or in the file."""
-        spelt, found = {column: name for name, column in self.names.items()}, {}
+        spelt = {column: name for name, column in self.names.items()}
+        found: dict[str, str] = {}
         for text in texts:
             name, _, rest = text.partition("=")
             name = spelt.get(name, name)
@@ -349,6 +361,11 @@ class Asked(NamedTuple):
                 raise errors.ConfigError(
                     f"{flag} is {text!r}, expected NAME=… of a {of} of the formula",
                     errors.did_you_mean(name, known),
+                )
+            if name in found:
+                raise errors.ConfigError(
+                    f"{flag} {name} is given twice, as {found[name]!r} and as {rest.strip()!r}",
+                    "leave out one of the two",
                 )
             found[name] = rest.strip()
         return found
@@ -366,6 +383,35 @@ def _looked_at(source: Path, header: "Names", unnamed: bool) -> "tuple[Guess, ..
 def _kind(text: str) -> str:
     drafting.model_of(text)
     return text
+
+
+def _prior_scale(text: str) -> float:
+    """Reads a prior's sd, within the limits that a study has for it."""
+    from fedvi.study.sections import PriorSection
+
+    limits = {
+        key: getattr(each, key)
+        for each in PriorSection.model_fields["scale"].metadata
+        for key in ("ge", "le")
+        if hasattr(each, key)
+    }
+    try:
+        return PriorSection(scale=float(text)).scale
+    except ValueError:  # which pydantic's error is, too
+        raise errors.ConfigError(
+            f"--prior-scale is {text!r}, expected a number from {limits['ge']:g} to {limits['le']:g}",
+            f"such as 1, or {drafting.PRIOR_SCALE:g}",
+        ) from None
+
+
+def _unit_shown(table: Mapping[str, Any]) -> str:
+    """Says what one unit of a number is, "10 years"; by default half the width of its bounds."""
+    if table.get("type") != "number" or not ("scale" in table or table.get("bounds")):
+        return ""
+    if "scale" not in table:
+        low, high = table["bounds"]
+        return f"{(high - low) / 2.0:,.12g}"
+    return f"{table['scale']:,.12g}" + (f" {table['unit']}" if "unit" in table else "")
 
 
 def _yes(text: str) -> bool:

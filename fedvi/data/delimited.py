@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvi.data.cells import WHERE_PATHS_START, Wanted, no_column_hint
+from fedvi.data.cells import WHERE_PATHS_START, Wanted, is_separator, no_column_hint
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["chunks", "known_rows"]
@@ -39,11 +39,16 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     becomes a record of None, which counts as zero.
 
     Raises:
-      ConfigError: ``columns`` cannot be used.
+      ConfigError: ``columns`` or ``separator`` cannot be used.
       DataError: the file is missing, lacks a column, or is compressed and damaged; in a study without
         privacy also if a line cannot be read.
     """
     separator, private = wanted.separator, wanted.private
+    if not is_separator(separator):
+        raise ConfigError(
+            f"separator is {separator!r}, expected one character, and no quote or line break",
+            'use ",", ";" or "\\t"',
+        )
     if separator == "," and ".tsv" in path.suffixes[-2:]:
         separator = "\t"
     rows = _lone_rows(path, separator) if private else _rows(path, separator)

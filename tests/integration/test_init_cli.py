@@ -843,8 +843,64 @@ def test_a_flag_says_the_unit_of_a_coefficient(tmp_path: Path) -> None:
         ("age=years", "no unit, expected STEP from START"),
         ("agee=5 from 70", "did you mean `age`"),
         ("sex=1 from 0", "no covariate of type number"),
+        ("age=1,5 from 60", "such as 10 from 60; a number has a point, and no comma"),
+        ("age=10 from nan", "--per age: '10 from nan' is no unit"),
+        ("age=10 nan", "--per age: '10 nan' is no unit"),
+        ("age=1e999 from 60", "--per age: '1e999 from 60' is no unit"),
+        ("age=10 years from 60 from 30", "is no unit"),
+        ("age=10 years from", "is no unit"),
+        ("age=10 years 60", "is no unit"),
+        ("age=10 years from 60 days", "is no unit"),
+        ("age=10 from 101", "'10 from 101' starts outside of the bounds 18..100"),
+        ("age=83 from 60", "'83 from 60' has a step above 82, the width of the bounds"),
     ):
         assert words in refused(tmp_path / "c", *flags("logistic", "--per", wrong))
+    twice = ["--per", "age=10 from 60", "--per", "age=5 from 50"]
+    said = refused(tmp_path / "c", *flags("logistic", *twice))
+    assert "--per age is given twice, as '10 from 60' and as '5 from 50'" in said
+
+
+def test_the_word_of_a_unit_may_stand_at_the_end(tmp_path: Path) -> None:
+    for folder, said, unit in (
+        ("a", "10 from 45 years", (45, 10, "years")),
+        ("b", "10 % From 60", (60, 10, "%")),
+        ("c", "5", (60, 5, None)),
+    ):
+        done = fedvi("init", tmp_path / folder, *flags("logistic", "--per", f"age={said}"))
+        assert done.exit_code == 0, done.output
+        text = (tmp_path / folder / "study.toml").read_text()
+        age = tomllib.loads(text)["data"]["schema"]["age"]
+        assert (age["center"], age["scale"], age.get("unit")) == unit
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "prior"),
+    [
+        ("logistic", "0 + age", {"scale": 0.5}),
+        ("logistic", "age -1", {"scale": 0.5}),
+        ("logistic", "1 + I(age**2)", {"scale": 0.5, "intercept_scale": 2.5}),
+        # A baseline hazard has a wide prior of its own.
+        ("survival", "age", {"scale": 0.5}),
+    ],
+)
+def test_a_prior_of_the_intercept_is_written_where_there_is_one(
+    tmp_path: Path, kind: str, right: str, prior: dict[str, float]
+) -> None:
+    left = FORMULAS[kind][0].partition("~")[0]
+    given = [*COMMON, "--kind", kind, "--formula", f"{left}~ {right}", "--prior-scale", "0.5"]
+    for column in (*FORMULAS[kind][1], COVARIATES[0]):
+        given += ["--column", column]
+    done = fedvi("init", tmp_path / "study", *given)
+    assert done.exit_code == 0, done.output
+    assert tomllib.loads((tmp_path / "study" / "study.toml").read_text())["prior"] == prior
+    checked(tmp_path / "study")
+
+
+@pytest.mark.parametrize("scale", ["-1e9", "0", "nan", "1e7"])
+def test_a_prior_that_no_study_may_have_is_refused(tmp_path: Path, scale: str) -> None:
+    said = refused(tmp_path / "a", *flags("logistic", "--prior-scale", scale))
+    assert "--prior-scale is" in said
+    assert "expected a number from 1e-06 to 1e+06" in said
 
 
 @pytest.mark.parametrize("open_column", [True, False])

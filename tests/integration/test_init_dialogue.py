@@ -206,7 +206,7 @@ def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
         asked.say("to suggest types and levels", "")
         asked.say("Are cells of covariates missing", "")
         asked.say("age: what it may hold", "18..100")
-        asked.say("age: unit of its coefficient", "skip")
+        asked.say("age: unit of its coefficient", "")
         asked.say("age: 999 lies far beyond the other values. Missing (yes, no) [yes]", "?")
         assert "it is clipped to the" in asked.say("age: 999 lies far beyond", "")
         asked.say("age: about 10 % of its cells are missing (also 999)", "impute 50")
@@ -246,15 +246,21 @@ def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
         asked.say("patient_id looks like an identifier", "")
         asked.say("note looks like an identifier", "")
         asked.say("Are cells of covariates missing", "")
-        asked.say("age: what it may hold", "9..1")
+        asked.say("age: what it may hold", "0..1e-323")
+        said = asked.say("age: what it may hold", "9..1")
+        assert "age: the width of the bounds 0..1e-323 is 9.88131e-324, expected" in said
         said = asked.say("age: what it may hold", "number")
         assert "age: the lowest, 9, is not below the highest, 1 (write 1..9)" in said
         asked.say("age: lowest and highest that it can be, LOW..HIGH, or out", "5..5")
         said = asked.say("age: lowest and highest", "18..100")
         assert "age: the lowest, 5, is not below the highest, 5" in said
         asked.say("age: unit of its coefficient", "0 from 50")
+        said = asked.say("age: unit of its coefficient", "10 from 15")
+        assert "--per age: '0 from 50' is no unit, expected STEP from START, a step above 0" in said
         said = asked.say("age: unit of its coefficient", "skip")
-        assert "'0 from 50' is no unit, expected STEP from START, a step above 0" in said
+        assert "'10 from 15' starts outside of the bounds 18..100 (such as 10 from 60)" in said
+        said = asked.say("age: unit of its coefficient", "half")
+        assert "this cannot be left open" in said  # half is what leaving it out means
         asked.say("age: about 10 % of its cells are missing", "impute 500")
         said = asked.say("age: about 10 % of its cells are missing", "impute 50")
         assert "expected a number within the bounds [18, 100]" in said
@@ -300,7 +306,9 @@ def test_without_a_flag_a_file_is_asked_for_and_so_are_rules_of_missing_cells(
     given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--name", "trial"]
     given += ["--server", "example.org:7443"]
     with terminal(tmp_path / "study", *given) as asked:
-        asked.say("A site's file on this machine", tmp_path / "nowhere.csv")
+        asked.say("A site's file on this machine", "~nosuchuser/x.csv")
+        said = asked.say("A site's file on this machine", tmp_path / "nowhere.csv")
+        assert "'~nosuchuser/x.csv', and this machine knows no such user" in said
         said = asked.say("A site's file on this machine", file)
         assert "nowhere.csv cannot be read" in said
         said = asked.say("to suggest types and levels", "no")
@@ -313,11 +321,15 @@ def test_without_a_flag_a_file_is_asked_for_and_so_are_rules_of_missing_cells(
         # One answer is changed, and the file is neither read nor shown again.
         asked.say("age: numbers that mean missing, such as 999,-9 (no: none do) [no]", "back")
         asked.say("age: unit of its coefficient", "5 from 60")
-        asked.say("age: numbers that mean missing", "999")
+        asked.say("age: numbers that mean missing", "yes")
+        said = asked.say("age: numbers that mean missing", "999")
+        assert "--missing-values age: 'yes' does not say which" in said
         asked.say("age: what a missing cell is (also 999)", "impute 50")
         asked.say("sex: what it may hold", "binary:m/f")
         asked.say("sex: what a missing cell is. drop, indicator, impute VALUE [drop]", "indicator")
-        asked.say("Prior sd of a coefficient, for one unit of its column (age per 5)", "0.5")
+        asked.say("Prior sd of a coefficient, for one unit of its column (age per 5)", "1e7")
+        said = asked.say("Prior sd of a coefficient", "0.5")
+        assert "--prior-scale is '1e7', expected a number from 1e-06 to 1e+06 (such as 1," in said
         said = asked.say("Enter writes the study", "")
         assert "that says odds ratios of 0.38 to 2.7 (95 %) for one unit" in said
         asked.until("next: fedvi check")
@@ -334,3 +346,19 @@ def test_without_a_flag_a_file_is_asked_for_and_so_are_rules_of_missing_cells(
         "missing_values": [999],
     }
     assert study["data"]["schema"]["sex"]["missing"] == "indicator"
+
+
+def test_the_prior_is_asked_for_with_the_unit_of_each_number(tmp_path: Path) -> None:
+    """Of a response nothing is said: it has no coefficient."""
+    given = ["--kind", "linear", "--clients", "a,b", "--protection", "none", "--name", "trial"]
+    given += ["--formula", "los ~ age + bmi", "--column", "los=number:0..90"]
+    given += ["--column", "age=number:18..100", "--column", "bmi=number:10..60"]
+    given += ["--per", "bmi=5 from 25", "--server", "example.org:7443"]
+    with terminal(tmp_path / "study", *given) as asked:
+        asked.say("A site's file on this machine", "")
+        asked.say("Are cells of covariates missing", "")
+        asked.say("age: unit of its coefficient", "")
+        asked.say(
+            "Prior sd of a coefficient, for one unit of its column (age per 41, bmi per 5)", ""
+        )
+        assert "STATE ME" not in asked.until("Enter writes the study")

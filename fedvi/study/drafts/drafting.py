@@ -16,6 +16,7 @@ from fedvi.data.written import key as written_key
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 from fedvi.study import factories
 from fedvi.study.spec import regressions
+from fedvi.study.spec.coefficients import Z95
 from fedvi.updates.abilities import SOLVERS, Ability
 
 __all__ = [
@@ -30,7 +31,6 @@ __all__ = [
     "offered",
     "parse_column",
     "parse_setting",
-    "parse_unit",
     "prior_in_words",
     "response_types",
     "variables",
@@ -45,7 +45,6 @@ _COMMENT_COLUMN = 34
 PRIOR_SCALE = 2.5
 """The prior's sd that a draft has: for half the width of bounds, or about an sd, it leaves nearly all to
 the records."""
-_Z95 = 1.96
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,10 +231,21 @@ def _prior(answers: Answers) -> list[str]:
     scale, ratio = answers.prior_scale, answers.of.ratio
     why = f"prior sd of a coefficient, for one unit of its column: {prior_in_words(scale, ratio)}"
     lines = ["[prior]", _line("scale", scale, why)]
-    if scale < PRIOR_SCALE:
+    if scale < PRIOR_SCALE and _has_intercept(answers):
         why = "of the intercept: how common the outcome is, is another question"
         lines.append(_line("intercept_scale", PRIOR_SCALE, why))
     return lines
+
+
+def _has_intercept(answers: Answers) -> bool:
+    """Whether a formula has an intercept: `0 +` leaves it out, and a baseline hazard replaces it."""
+    if "survival" in answers.of.responses:
+        return False
+    right = re.sub(r"\"[^\"]*\"|'[^']*'", "''", answers.formula).partition("~")[2]
+    while (outer := re.sub(r"\([^()]*\)", "", right)) != right:
+        right = outer
+    summands = re.findall(r"([-+]?)\s*([^-+]+)", right)
+    return not any(term.strip() == ("1" if sign == "-" else "0") for sign, term in summands)
 
 
 def prior_in_words(scale: float, ratio: str) -> str:
@@ -244,7 +254,7 @@ def prior_in_words(scale: float, ratio: str) -> str:
     >>> prior_in_words(1.0, "odds"), prior_in_words(2.5, "")
     ('odds ratios of 0.14 to 7.1', 'differences of -4.9 to 4.9')
     """
-    most = _Z95 * scale
+    most = Z95 * scale
     if not ratio:
         return f"differences of {-most:.2g} to {most:.2g}"
     return f"{ratio} ratios of {math.exp(-most):.2g} to {_short(math.exp(min(most, 50.0)))}"
@@ -436,10 +446,6 @@ def response_types(kind: str, formula: str) -> dict[str, str]:
 _TYPES = ("binary", "count", "level", "number")
 # Between commas; one that has a comma stands in quotes.
 _LEVELS = re.compile(r'\s*"([^"]*)"\s*(?=,|$)|([^,]+)')
-_FIGURES = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
-_UNIT = re.compile(
-    rf"(?:per\s+)?(?P<step>{_FIGURES})\s*(?P<word>[^\s\d].*?)??(?:\s*\bfrom\s+(?P<start>{_FIGURES}))?"
-)
 _SPELLINGS = (
     "write NAME=number:LOW..HIGH, NAME=count:LOW..HIGH, NAME=level:FIRST,SECOND or "
     "NAME=binary:TRUE/FALSE; what follows the colon may be left out, and stated in the file"
@@ -524,36 +530,12 @@ def parse_setting(text: str) -> tuple[str, Any]:
     return key, numbers if key == "cuts" or len(numbers) > 1 else numbers[0]
 
 
-def parse_unit(text: str, start: float | None = None) -> dict[str, Any]:
-    """Reads the unit of a coefficient: a step, what it is counted in, and where it starts.
-
-    Args:
-      text: STEP, perhaps a word for it, and perhaps "from START".
-      start: where it starts if the text does not say.
-
-    Raises:
-      ConfigError: it has no step above 0, or starts nowhere.
-
-    >>> parse_unit("10 years from 60"), parse_unit("0.5", 2.0)
-    ({'center': 60, 'scale': 10, 'unit': 'years'}, {'center': 2.0, 'scale': 0.5})
-    """
-    found = _UNIT.fullmatch(text.strip())
-    step = None if found is None else _number(found["step"])
-    if found is None or not step or step < 0 or (start is None and not found["start"]):
-        raise errors.ConfigError(
-            f"{text!r} is no unit, expected STEP from START, a step above 0",
-            "such as 10 from 60, or 10 years from 60",
-        )
-    begin = _number(found["start"]) if found["start"] else start
-    word = {"unit": found["word"]} if found["word"] else {}
-    return {"center": begin, "scale": step} | word
-
-
 def _number(text: str) -> int | float:
     try:
-        return int(text)
+        whole = int(text)
     except ValueError:
         return float(text)
+    return whole if abs(whole) < 2**63 else float(text)  # as TOML has it
 
 
 def cell_of(text: str) -> int | str:

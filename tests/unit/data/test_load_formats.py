@@ -299,6 +299,17 @@ def test_a_line_too_long_for_memory_counts_as_zero_and_the_rest_are_as_they_are(
             assert found == ["1", None, "3", "4", "5"]
 
 
+@pytest.mark.parametrize("separator", ["", ", ", '"', "\n"])
+@pytest.mark.parametrize("private", [True, False])
+def test_what_cannot_separate_cells_is_refused(
+    tmp_path: Path, separator: str, private: bool
+) -> None:
+    (tmp_path / "north.csv").write_text("age\n60\n")
+    wanted = Wanted(("age",), separator=separator, private=private)
+    with pytest.raises(ConfigError, match=r"separator is .*, expected one character"):
+        list(tables.chunks(tmp_path / "north.csv", wanted))
+
+
 def test_a_matrix_takes_its_names_from_the_study(tmp_path: Path) -> None:
     path = tmp_path / "north.npy"
     np.save(path, np.array([[60.0, 1.0], [70.0, 0.0]]))
