@@ -154,18 +154,31 @@ class Speaks:
 
 
 def _lines(table: Table, room: int) -> list[str]:
-    """Lays out a table: wraps columns of words to fit ``room``, and never breaks numbers."""
+    """Lays out a table: wraps heads and columns of words to fit ``room``, and never breaks a word."""
     columns = range(len(table.names))
     widths = [max(map(len, (table.names[i], *(row[i] for row in table.rows)))) for i in columns]
+    least = [
+        max(
+            _longest_word(table.names[i]),
+            *(
+                max(min(len(row[i]), _LEAST), _longest_word(row[i]))
+                if i in table.words
+                else len(row[i])
+                for row in table.rows
+            ),
+            0,
+        )
+        for i in columns
+    ]
     while sum(widths) + _GAP * (len(widths) - 1) > room:
-        wide = max(table.words, key=lambda place: widths[place], default=None)
-        if wide is None or widths[wide] <= _LEAST:
+        wide = max(columns, key=lambda place: (widths[place] > least[place], widths[place]))
+        if widths[wide] <= least[wide]:
             break
         widths[wide] -= 1
 
     def laid(row: Sequence[str]) -> list[str]:
         cells = [
-            textwrap.wrap(cell, widths[place]) or [""] if place in table.words else [cell]
+            textwrap.wrap(cell, widths[place], break_long_words=False) or [""]
             for place, cell in enumerate(row)
         ]
         height = max(map(len, cells))
@@ -183,3 +196,7 @@ def _lines(table: Table, room: int) -> list[str]:
     rule = "─" * (sum(widths) + _GAP * (len(widths) - 1))
     head = [*laid(table.names), rule] if any(table.names) else []
     return [*head, *(line for row in table.rows for line in laid(row))]
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
