@@ -179,12 +179,12 @@ def simulate(
       ConfigError: without ``base``, a client's file is not in the working directory.
       FedviError: before anything is computed, if the study or the data does not fit.
     """
-    if base is None:
-        _check_found(study)
     files = policies or {}
     judged = site_policies.load(files, study)
     site_policies.check_code(judged, study)
     assembly = build.assemble(study)
+    if base is None:
+        _check_found(study)
     if on_warning is not None:
         for line in advice.doubts(assembly):
             on_warning(line)
