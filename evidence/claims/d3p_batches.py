@@ -43,11 +43,8 @@ def run(setting, seed):
 def numbers(rows, setting):
     rate, noise, steps = setting["grid"][0]
     at = {p: of(rows, "epsilon", rate=rate, noise=noise, steps=steps, price=p)[0] for p in NAMES}
-    ratios = [
-        of(rows, "epsilon", rate=r, noise=n, steps=s, price="fixed")[0]
-        / of(rows, "epsilon", rate=r, noise=n, steps=s, price="d3p")[0]
-        for r, n, s in setting["grid"]
-    ]
+    stated, drawn = (of(rows, "epsilon", price=price) for price in ("d3p", "fixed"))
+    ratios = [true / said for true, said in zip(drawn, stated, strict=True)]
     return {
         **{name: number(value) for name, value in at.items()},
         "noise": number(noise, 2),
