@@ -7,6 +7,7 @@
 The server relays all messages, and sites trust none of them. What it can learn: docs/proofs/secure_sums.md.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,7 @@ from fedvi.client.held_keys import Held, ratcheted, read, text, written
 from fedvi.federation.messages import (
     CLOSING,
     Done,
+    Failure,
     Hello,
     KeyPart,
     NextTask,
@@ -399,6 +401,8 @@ class MaskedLink:
     def handle(self, request: Request) -> Reply:
         """Passes a request on; completes the key exchange before it asks for a task.
 
+        If a task is refused, the server hears that there will be no answer.
+
         Raises:
           FedviError: as in ``Masking.set_up``, ``Masking.close`` and ``Masking.check``, or from the link.
         """
@@ -412,7 +416,13 @@ class MaskedLink:
         opens = self._masking.opens
         reply = self._masking.close(self._link) if opens else self._link.handle(request)
         if isinstance(reply, Offer):
-            self._masking.check(reply.task)
+            try:
+                self._masking.check(reply.task)
+            except errors.FedviError:
+                # The server must not wait in vain. The caller must see the original error.
+                with contextlib.suppress(errors.FedviError, OSError):
+                    self._link.handle(Failure(request.client, reply.task.task_id, "other"))
+                raise
         if isinstance(reply, Done) and not reply.resumable:
             self._masking.forget()
         return reply

@@ -383,6 +383,8 @@ def test_a_task_under_another_name_is_refused(assembly: build.Assembly) -> None:
         worker.tick()
     assert caught.value.message == "the task of visit 5 is called 'north/0', expected 'north/5'"
     assert consortium.stores["north"].ledger.entries == ()
+    # The server hears of it, and does not wait in vain.
+    assert consortium.coordinator.state.away["north"] == "other"
 
 
 def test_an_answer_is_masked_once_however_often_it_is_asked_for(assembly: build.Assembly) -> None:
