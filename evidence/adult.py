@@ -107,10 +107,11 @@ def study(given, relation, size, records) -> dict:
     seed = getattr(given, "noise_seed", None)
     again = {} if seed is None else {"simulation": {"insecure_seed": seed}}
     number = {"type": "number", "bounds": [-1e6, 1e6], "center": 0, "scale": 1}
-    names = [f"x{index}" for index in range(size)]
+    own = given.clip == "auto"
+    names = [f"x{index}" for index in range(size - own)]
     return {
         "study": {"name": "adult", "seed": 1},
-        "model": {"kind": "logistic", "formula": "y ~ 0 + " + " + ".join(names)},
+        "model": {"kind": "logistic", "formula": f"y ~ {'' if own else '0 + '}{' + '.join(names)}"},
         "prior": {"scale": 1.0},
         "schedule": {"kind": "synchronous", "rounds": given.rounds},
         **(protected if relation else open_),
@@ -136,6 +137,9 @@ class Fit(NamedTuple):
 
 def once(given, relation, seed, x, y) -> Fit:
     """Splits the table by ``seed``, fits one half, and scores the other."""
+    if given.clip == "auto":
+        # Coordinates ask for a formula with an intercept, which stands first.
+        x = np.roll(x, 1, axis=1)
     half, generator = len(y) // 2, np.random.default_rng(seed)
     order = generator.permutation(len(y))
     train, test = order[:half], order[half:]
