@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from fedvi.data.schema import Number
 from fedvi.planning.made_up import expected_of, is_known, spread_of
+from fedvi.report.contents import Z95
 from fedvi.study.build import Assembly
 from fedvi.study.round_numbers import round_below
 from fedvi.study.spec import shared_parts
-from fedvi.study.spec.coefficients import Z95
 
 __all__ = ["Step", "quarrels", "steps"]
 

@@ -4,9 +4,9 @@ import math
 from typing import TYPE_CHECKING
 
 from fedvi.privacy.spoken import Table
+from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
 from fedvi.report.tables import number
-from fedvi.study.spec.coefficients import Z95
 
 if TYPE_CHECKING:
     from fedvi.planning.widths import Widths

@@ -17,10 +17,10 @@ from fedvi.expfam.matrices import from_triangle, triangle
 from fedvi.planning import made_up, width_tables
 from fedvi.planning.made_up import MadeUp
 from fedvi.privacy.spoken import Summary
+from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import shared_parts
-from fedvi.study.spec.coefficients import Z95
 from fedvi.updates.base import Fold, LocalSolver, Standing
 from fedvi.updates.coordinates import Coordinates
 

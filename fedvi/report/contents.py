@@ -10,6 +10,7 @@ from fedvi.report.tables import plain
 
 __all__ = [
     "UNRECORDED",
+    "Z95",
     "Claimed",
     "Coefficient",
     "Contents",
@@ -22,6 +23,9 @@ __all__ = [
     "printable",
 ]
 
+Z95 = 1.959963984540054
+"""The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal."""
+
 UNRECORDED = "not recorded against recorded"
 """The comparison made by an indicator of missing values."""
 
@@ -32,7 +36,7 @@ class Coefficient(NamedTuple):
     Attributes:
       name, unit: the unit is "" where nothing was scaled.
       mean, sd: of the posterior.
-      lower, upper: mean ± 1.96 sd: the central 95 % where the posterior is Gaussian.
+      lower, upper: mean ± ``Z95`` sd: the central 95 % where the posterior is Gaussian.
       ratio, ratio_lower, ratio_upper: exp of mean, lower and upper if these are ratios; else None.
       prior_mean, prior_sd: of the prior; None if it has none, or none was stored.
       ratio_note: a note on reading the ratio, or why there is none; or empty.

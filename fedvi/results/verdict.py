@@ -8,6 +8,7 @@ import numpy as np
 
 from fedvi.data.expected import parse_expected
 from fedvi.report import tables
+from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions, shared_parts
@@ -396,8 +397,7 @@ def _of_prior(
         rows[i]["name"]
         for i in effects
         if prior is not None
-        and abs(rows[i]["mean"] - prior[i]["mean"]) - 1.96 * rows[i]["sd"]
-        > _BEYOND * prior[i]["sd"]
+        and abs(rows[i]["mean"] - prior[i]["mean"]) - Z95 * rows[i]["sd"] > _BEYOND * prior[i]["sd"]
     ]
     if beyond:
         yield (
@@ -528,13 +528,13 @@ def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | Non
         return
     rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(intercept["mean"], 700.0))))
     shares = parse_expected(table, f"data.schema.{outcome}").shares
-    sure = 1.96 * intercept["sd"]
+    sure = Z95 * intercept["sd"]
     if shares is not None and 0.0 < shares[1] < 1.0:
         said = math.log(shares[1] / shares[0])
         if joint is not None and joint.usual is not None:
             mean = float(joint.usual @ joint.mean)
             sd = math.sqrt(float(joint.usual @ joint.covariance @ joint.usual))
-            if abs(mean - said) - 1.96 * sd > _FAR_USUAL:
+            if abs(mean - said) - Z95 * sd > _FAR_USUAL:
                 rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(mean, 700.0))))
                 yield (
                     f"{outcome} would be true for {rate:.2g} of records with average columns, and "

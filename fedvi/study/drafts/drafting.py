@@ -14,9 +14,9 @@ from fedvi import errors, models
 from fedvi.data.written import NAME, toml
 from fedvi.data.written import key as written_key
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
+from fedvi.report.contents import Z95
 from fedvi.study import factories
 from fedvi.study.spec import regressions
-from fedvi.study.spec.coefficients import Z95
 from fedvi.updates.abilities import SOLVERS, Ability
 
 __all__ = [
