@@ -279,6 +279,7 @@ class Contents(NamedTuple):
       widths: (coefficient, its width as a multiple of that without privacy); empty if unknown.
       outcome: the outcome's name, such as "died"; empty if there is no formula.
       stand_out: names of the coefficients that stand out; None for a run of an earlier version.
+      by_chance: names of those that may do so by chance, since so many are looked at.
       declared: the columns of the study; empty if it declares none.
     """
 
@@ -315,6 +316,7 @@ class Contents(NamedTuple):
     widths: tuple[tuple[str, float], ...] = ()
     outcome: str = ""
     stand_out: tuple[str, ...] | None = None
+    by_chance: tuple[str, ...] = ()
     declared: tuple[Declared, ...] = ()
 
 

@@ -21,6 +21,12 @@ _SEEN = {
 }
 
 
+_LAST = {
+    False: "The last pages are statements to be signed.",
+    True: "The last pages show what each site's statement would say of a real run.",
+}
+
+
 class Front(NamedTuple):
     """The first page.
 
@@ -49,6 +55,7 @@ def front(contents: Contents) -> Front:
     effects = [row for row in contents.coefficients if _is_effect(row, ratio)]
     effects = effects if contents.gaussian and contents.outcome else []
     clear = [row for row in effects if _is_clear(contents, row)]
+    clear.sort(key=lambda row: row.name in contents.by_chance)
     # Effects that stand out first, then the others, each group in the study's order.
     shown = (clear + [row for row in effects if row not in clear])[:_MOST]
     table = figure = None
@@ -129,6 +136,7 @@ def _table(contents: Contents, shown: list[Coefficient], ratio: str) -> Table:
         said = "open"
         if _is_clear(contents, row):
             said = f"{'higher' if row.mean > 0.0 else 'lower'} {ratio}".rstrip()
+            said = f"perhaps {said}" if row.name in contents.by_chance else said
         what = ((row.ratio_note or row.compared or "–"),) if said_what else ()
         rows.append((row.shown, *what, number, said))
     more = any(not _is_clear(contents, row) for row in shown)
@@ -151,6 +159,11 @@ def _reading(contents: Contents, ratio: str, shown: list[Coefficient], more: int
         f"“Open” means that the records{noise} do not tell higher from lower. It does not mean that there "
         "is no effect."
     )
+    if any(row.name in contents.by_chance for row in shown):
+        yield (
+            "“Perhaps” means that the interval is clear of “no effect”, but so many effects were looked at "
+            "that chance may explain it."
+        )
     yield "These are associations. They do not say what a treatment or any other change would do."
     if any(UNRECORDED in (row.ratio_note, row.compared) for row in shown):
         yield (
@@ -184,5 +197,5 @@ def _privacy(contents: Contents) -> Iterator[str]:
     yield (
         f"In figures: {'; '.join(figured)}, computed anew from the sites' ledgers.{same}"
         + " Another run on the same records would spend as much again."
-        + (" The last pages are statements to be signed." if contents.statements else "")
+        + (f" {_LAST[contents.source == 'simulation']}" if contents.statements else "")
     )

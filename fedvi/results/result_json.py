@@ -109,6 +109,7 @@ class _Verdict(_Part):
     alarms: list[str]
     helps: str
     rounds_left: int | None = None
+    by_chance: list[str] = []
 
 
 class _Named(_Part):

@@ -43,6 +43,8 @@ _LESS = 4.0
 # The released curvature is used if it makes the sd smaller than this part of the prior's.
 _SEEN = 0.5
 _NAMED = 8
+# The part of 95 % intervals that exclude 0 by chance.
+_CHANCE = 0.05
 # The rounds that show a pace; and the pace above which no number of rounds is foretold.
 _PACE, _STILL = 4, 0.95
 # More than this many prior sds from the prior mean is outside what the prior allows.
@@ -59,6 +61,7 @@ class Verdict(NamedTuple):
     Attributes:
       effects: how many coefficients are compared with 0.
       stand_out: those whose interval excludes 0.
+      by_chance: those of them that may stand out by chance, since so many are looked at; see ``_weak``.
       multiples: coefficient → its width as a multiple of the expected width without noise; empty where
         there is no expectation.
       records: that all sites are assumed to hold; None where there is no expectation.
@@ -81,6 +84,7 @@ class Verdict(NamedTuple):
     alarms: tuple[str, ...]
     helps: str = ""
     rounds_left: int | None = None
+    by_chance: tuple[str, ...] = ()
 
     @property
     def multiple(self) -> float | None:
@@ -130,7 +134,8 @@ def from_dict(values: Mapping[str, Any] | None) -> Verdict | None:
     if not values:
         return None
     known = {name: values[name] for name in Verdict._fields if name in values}
-    known |= {name: tuple(known[name]) for name in ("stand_out", "alarms")}
+    lists = ("stand_out", "alarms", "by_chance")
+    known |= {name: tuple(known[name]) for name in lists if name in known}
     return Verdict(**known)
 
 
@@ -248,6 +253,7 @@ def judge(
         *(len(effects), tuple(stand_out), multiples, records, effective),
         *(settled, tuple(alarms), helps),
         None if settled else _rounds_left(moves),
+        _weak([rows[i] for i in effects], stand_out),
     )
 
 
@@ -265,10 +271,11 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
     elif verdict.alarms:
         doubt = ". There are doubts about this run: read them before you rely on an effect"
     if count:
-        named = ", ".join(found[:_NAMED]) + (", …" if len(found) > _NAMED else "")
+        one = len(found) == 1
         yield (
-            f"{len(found)} of {count} effects stand out, since “no effect” is outside their 95 % "
-            f"intervals: {named}{doubt}"
+            f"{len(found)} of {count} effects stand{'s' * one} out, since “no effect” is outside "
+            f"{'its 95 % interval' if one else 'their 95 % intervals'}: {_listed(found)}"
+            f"{_said_of_chance(verdict)}{doubt}"
             if found
             else f"none of {count} effects stands out: records and noise leave the direction open"
         )
@@ -299,6 +306,54 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
         )
     if verdict.helps:
         yield verdict.helps
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+
+
+def _said_of_chance(verdict: Verdict) -> str:
+    """Says which effects may stand out by chance, and how many would; "" if none may."""
+    weak, of = verdict.by_chance, verdict.effects
+    if not weak:
+        return ""
+    most = f". With no effect at all, up to {_most_by_chance(of)} of {of} would stand out by chance"
+    if len(weak) < len(verdict.stand_out):
+        return f"{most}, as {_listed(weak)} may"
+    return f"{most}: {'a hint, and no finding' if len(weak) == 1 else 'hints, and no findings'}"
+
+
+def _weak(rows: Sequence[Mapping[str, Any]], stand_out: Sequence[str]) -> tuple[str, ...]:
+    """Returns the effects that stand out by themselves, and not when all are looked at together.
+
+    Holm's rule: with no effect at all, one in twenty studies has an effect that it keeps. It makes no
+    assumption about how effects are correlated.
+
+    Args:
+      rows: of all effects.
+      stand_out: names of those whose interval excludes 0, in order.
+    """
+    size = {row["name"]: abs(row["mean"]) / row["sd"] for row in rows if row["name"] in stand_out}
+    kept, left = set(), len(rows)
+    for name in sorted(size, key=lambda name: -size[name]):
+        if math.erfc(size[name] / math.sqrt(2.0)) > _CHANCE / left:
+            break
+        kept.add(name)
+        left -= 1
+    return tuple(name for name in stand_out if name not in kept)
+
+
+def _most_by_chance(count: int) -> int:
+    """Returns how many of so many 95 % intervals exclude 0 by chance, in 19 of 20 studies at most.
+
+    >>> [_most_by_chance(count) for count in (1, 2, 8, 11, 40)]
+    [0, 1, 2, 2, 4]
+    """
+    most, below = 0, (1.0 - _CHANCE) ** count
+    while below < 1.0 - _CHANCE:
+        most += 1
+        below += math.comb(count, most) * _CHANCE**most * (1.0 - _CHANCE) ** (count - most)
+    return most
 
 
 def _part(share: float) -> str:

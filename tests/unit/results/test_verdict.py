@@ -376,6 +376,46 @@ def test_the_first_line_of_a_run_with_alarms_does_not_read_as_if_all_were_well()
     assert "doubts" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
 
 
+def test_an_effect_that_chance_may_explain_is_no_finding() -> None:
+    """Of three effects, the largest must be 2.39 sds from 0, the next 2.24, the last 1.96."""
+
+    def of(*means: float) -> Any:
+        made = rows(*[0.2] * 4)
+        for row, mean in zip(made[1:], means, strict=True):
+            row |= {"mean": 0.2 * mean, "lower": 0.2 * (mean - 1.96), "upper": 0.2 * (mean + 1.96)}
+        return judged(made)
+
+    one = of(2.1, 0.5, -0.5)
+    assert (one.stand_out, one.by_chance) == (("age",), ("age",))
+    first = next(verdicts.lines(one))
+    assert first.startswith(
+        "1 of 3 effects stands out, since “no effect” is outside its 95 % interval: age"
+    )
+    assert "With no effect at all, up to 1 of 3 would stand out by chance: a hint, and no" in first
+    two = of(2.1, -5.0, 0.5)
+    assert two.by_chance == ("age",)
+    assert "up to 1 of 3 would stand out by chance, as age may" in next(verdicts.lines(two))
+    for clear in (of(2.0, -5.0, 3.0), of(-2.5, 2.3, 2.0), of(0.0, 0.0, 2.5)):
+        assert clear.by_chance == ()
+        assert "by chance" not in next(verdicts.lines(clear))
+    both = of(2.2, 0.0, -2.1)
+    assert both.by_chance == ("age", "male")
+    assert next(verdicts.lines(both)).endswith("by chance: hints, and no findings")
+
+
+def test_with_no_effect_at_all_one_study_in_twenty_keeps_one() -> None:
+    random, study, kept = np.random.default_rng(3), parse_study(raw_plan()), 0
+    for _ in range(2000):
+        made = [
+            {"name": f"x{i}", "mean": at, "sd": 1.0, "lower": at - 1.96, "upper": at + 1.96}
+            for i, at in enumerate(random.normal(size=8))
+        ]
+        found = judge(study, made, None, ((0.1, 0.0, 0.2),) * 2, Contributions())
+        kept += len(found.by_chance) < len(found.stand_out)
+    # 5 % of 2,000 is 100, with an sd of 10: further off by chance less than once in 10,000.
+    assert 60 < kept < 140
+
+
 def test_a_curvature_that_noise_made_is_not_taken_for_the_records() -> None:
     """Without a record seen, noise alone had halved some of the sds that were handed out."""
     result = run(planned(raw_plan(0.05)), sources())
