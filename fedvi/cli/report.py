@@ -214,8 +214,9 @@ def _lines(contents: "Contents", written: list[Path]) -> Iterator[str]:
                 f"{tables.bound(claim.delta)} under {figures.relation_words(claim.relation)}, view "
                 f"{claim.view}"
             )
-    signed = len(contents.statements)
-    yield f"ledgers verified: {len(contents.sites)}; privacy statements to sign: {signed}"
-    if not signed:
+    count, simulated = len(contents.statements), contents.source == "simulation"
+    what = "privacy statements, of a simulation" if simulated else "privacy statements to sign"
+    yield f"ledgers verified: {len(contents.sites)}; {what}: {count}"
+    if not count:
         yield "of so many sites, write a statement by name: --statement SITE"
     yield f"written to {written[0].parent}: {', '.join(path.name for path in written)}"
