@@ -233,6 +233,8 @@ _KEYS = {
     "number": (*_COMMON_KEYS, "bounds", "center", "scale", "unit"),
 }
 _LONGEST_WORD = 30
+# Half of it is the scale, which numbers are divided by.
+_LEAST_WIDTH = 1e-300
 
 
 def _parse_column(name: str, table: Any, private: bool) -> Column:
@@ -290,6 +292,12 @@ def _parse_number(
             "state bounds that are known without looking at the data, such as [18, 100] for age",
         )
     low, high = float(bounds[0]), float(bounds[1])
+    if not _LEAST_WIDTH < high - low < math.inf:
+        raise ConfigError(
+            f"{path}.bounds: {_shown(bounds)}, a width of {high - low:g}, expected a finite one above "
+            f"{_LEAST_WIDTH:g}",
+            "write them in a unit in which both are ordinary numbers, such as [18, 100]",
+        )
     if whole and not (low >= 0.0 and low.is_integer() and high.is_integer()):
         raise ConfigError(
             f"{path}.bounds: {_shown(bounds)}, expected whole numbers from 0 up for a count",

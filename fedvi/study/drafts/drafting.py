@@ -16,6 +16,7 @@ from fedvi.data.written import key as written_key
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 from fedvi.report.contents import Z95
 from fedvi.study import factories
+from fedvi.study.sections import ROWS_PER_UNIT
 from fedvi.study.spec import regressions
 from fedvi.updates.abilities import SOLVERS, Ability
 
@@ -62,6 +63,7 @@ class Answers:
       epsilon, delta, relation, unit: the promise.
       disjoint: whether it is declared that no unit is at two sites.
       unit_column: the column with the patient, if the unit is a patient.
+      max_rows_per_unit: the most rows of one patient that are used.
       max_records: the largest number of units of any client; None: must still be stated.
       solver: None for the recommended one.
       clip_norm: of the private solver.
@@ -85,6 +87,7 @@ class Answers:
     unit: str = "record"
     disjoint: bool = False
     unit_column: str | None = None
+    max_rows_per_unit: int = ROWS_PER_UNIT
     max_records: int | None = None
     solver: str | None = None
     clip_norm: float | str = 1.0
@@ -339,9 +342,10 @@ def _data(answers: Answers, missing: list[str]) -> list[str]:
             missing.append("data.unit_column")
         else:
             lines.append(_line("unit_column", answers.unit_column, "whose a row is; never leaves"))
-        lines.append(
-            "# max_rows_per_unit = 20           # rows of one patient that are used, at most"
-        )
+        why = "rows of one patient that are used, at most: the first in the file"
+        # A study may name no such bound before it names the column.
+        key = ("# " if answers.unit_column is None else "") + "max_rows_per_unit"
+        lines.append(_line(key, answers.max_rows_per_unit, why))
     rule = 'counts as zero ("drop")' if answers.private else 'is refused ("refuse")'
     return [
         *lines,
