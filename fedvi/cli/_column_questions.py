@@ -197,15 +197,15 @@ def _of_gaps(
 
 def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> str:
     """Says what a column may hold, as it looks, and what is to be said of it."""
-    from fedvi.data.suggest import may_be_codes, values_of
+    from fedvi.data.suggest import may_be_codes, spellings_of, values_of
 
     if guess is None:
         return "what it may hold"
     if expected is None and may_be_codes(guess):
         ask = "confirm or correct" if default else "which of them"
         return (
-            f"{guess.different} different whole numbers. Codes of a list (level), or is more of it more "
-            f"(number, count){_often_missing(guess)}; {ask}"
+            f"{guess.different} different whole numbers. Codes of a list (level), or amounts (number, "
+            f"count){_often_missing(guess)}; {ask}"
         )
     if guess.commas:
         return (
@@ -214,6 +214,11 @@ def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> 
     if default is not None:
         first = {"level": " (the reference first)", "binary": " (YES/NO)"}
         said = first.get(default.partition(":")[0], "") + _often_missing(guess)
+        twice = next((group for group in spellings_of(values_of(guess)) if len(group) > 1), None)
+        if twice and default.startswith("level"):
+            said += (
+                f"; {' and '.join(twice)} are two levels (write one, and `codes` into the study)"
+            )
         return f"what it may hold, as it looks{said}; confirm or correct"
     if expected == "binary":
         few = f", and looks like {', '.join(values_of(guess))}" if guess.kind == "level" else ""

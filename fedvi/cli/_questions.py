@@ -130,6 +130,7 @@ class Asked(NamedTuple):
             None,
             self._given_formula(),
             show=lambda _: _formula_shown(said),
+            remark=lambda formula: self._why_left_out(said, formula),
         )
         yield from self._promise(said, guesses)
         if self.on:
@@ -256,12 +257,24 @@ class Asked(NamedTuple):
             name
             for name in others
             if said.get(f"identifier {name}")
-            or (name in guesses and _tells_nothing(guesses[name]))
+            or (name in guesses and _why_nothing(guesses[name]))
             or not all(map(is_printable, names[name]))
         )
         right = " + ".join(name for name in others if name not in left_out) or "1"
         of = drafting.model_of(said["kind"])
         return _Formula(f"{of.left.format(', '.join(left))} ~ {right}", True, left_out)
+
+    def _why_left_out(self, said: Mapping[str, Any], formula: _Formula) -> str:
+        """Says which columns of the file are no covariates, and why; identifiers were asked about."""
+        guesses = said.get("look") or {}
+        found = [
+            f"{name} ({why})"
+            for name in formula.left_out
+            if name in guesses
+            and not said.get(f"identifier {name}")
+            and (why := _why_nothing(guesses[name]))
+        ]
+        return f"left out as covariates: {', '.join(found)}" if found else ""
 
     def _promise(
         self, said: Mapping[str, Any], guesses: "Mapping[str, Guess]"
@@ -470,13 +483,16 @@ def _identifiers(guesses: "Mapping[str, Guess]") -> Iterator[Question]:
             yield Question(f"identifier {name}", words, _IDENTIFIER, _yes, "yes")
 
 
-def _tells_nothing(guess: "Guess") -> bool:
-    """Whether a column is no covariate by its looks: free text, or the same in all records.
+def _why_nothing(guess: "Guess") -> str:
+    """Says why a column is no covariate by its looks: free text, or the same in all records; "" if it is.
 
     Of few records nothing is known: a file may be a form with the names of columns alone.
     """
+    if guess.kind == "text":
+        commas = "decimal commas; save the file with points"
+        return commas if guess.commas else "texts, or numbers with many words among them"
     same = guess.kind == "empty" or guess.different == 1
-    return guess.kind == "text" or (same and guess.cells >= _FEW_RECORDS)
+    return "the same in all records" if same and guess.cells >= _FEW_RECORDS else ""
 
 
 def _repeated(said: Mapping[str, Any], guesses: "Mapping[str, Guess]") -> tuple[str | None, bool]:

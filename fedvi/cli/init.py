@@ -119,7 +119,8 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 @click.option(
     "--disjoint/--not-disjoint",
     default=None,
-    help="Declare that no unit is at two sites; else the ε of all counts one at each. [default: not]",
+    help="Declare that no unit is at two sites. Otherwise the ε of all sites together counts a unit at "
+    "each of them. [default: not]",
 )
 @click.option(
     "--max-records",

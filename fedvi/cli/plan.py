@@ -28,9 +28,9 @@ __all__ = ["plan"]
     "effects",
     multiple=True,
     metavar="NAME=RATIO",
-    help="Say which ε, which records and how many sites tell this effect from none. NAME is a "
-    "coefficient, RATIO its odds (rate, hazard) ratio for a unit as the table has it, or a difference. May "
-    "be given often.",
+    help="Say which ε, how many records and how many sites it takes to tell this effect from none. NAME is "
+    "a coefficient, RATIO its odds (rate, hazard) ratio for a unit as the table has it, or a difference. "
+    "May be given often.",
 )
 @click.option("--table", "with_table", is_flag=True, help="Also vary ε, records and the view.")
 @click.option(
@@ -45,7 +45,7 @@ def plan(
     """Predict how wide the intervals of a study will be, from public numbers alone. Reads no data.
 
     For each coefficient it prints the expected width of the 95 % interval, beside that of a fit without
-    noise, and the smallest effect that the interval would tell from none in four of five studies.
+    noise, and the smallest effect whose interval would exclude "no effect" in four of five such studies.
 
     A study may say what is believed of its records, which makes the plan better and changes nothing else:
     clients.expected_records, and in a column's table expected = { mean = 65, sd = 12 }, or { share = 0.1 },

@@ -14,7 +14,7 @@ from fedvi.data.cells import TRUTHS, has_decimal_comma
 from fedvi.data.guess import Guess, often_missing
 from fedvi.data.schema import as_number, is_printable
 
-__all__ = ["may_be_codes", "suggested", "values_of", "words_for_missing"]
+__all__ = ["may_be_codes", "spellings_of", "suggested", "values_of", "words_for_missing"]
 
 _TRUTHS = frozenset(tuple(sorted(pair)) for pair in TRUTHS)
 _MOST_WORDS = 12
@@ -74,6 +74,8 @@ def suggested(guess: Guess, kind: str | None = None) -> str | None:
         looks = "level"
     if kind is None:
         kind = looks
+    if looks == "level" and kind in ("binary", "level") and (pair := _pair_of_spellings(guess)):
+        return pair
     if kind == "binary" and looks in ("level", "number"):
         return None  # the bare type means 1 and 0
     if kind not in ("binary", "level") or looks not in ("binary", kind):
@@ -86,13 +88,41 @@ def suggested(guess: Guess, kind: str | None = None) -> str | None:
     pair = sorted(value.casefold() for value, _ in guess.values)
     if pair == ["0", "1"]:
         return "binary:1/0"
-    if len(values) < 2 or any(set(value) & set(",/") for value in values):
+    if len(values) < 2 or not _are_plain(values):
         return None
-    if any(map(_unknown, values)):
-        return None  # the other answer may be in another site's file
     if tuple(pair) in _TRUTHS:
-        values.sort(key=lambda value: any(value.casefold() == true for _, true in TRUTHS))
+        values.sort(key=_is_true)
     return f"binary:{values[1]}/{values[0]}"
+
+
+def _pair_of_spellings(guess: Guess) -> str | None:
+    """Suggests a yes or no where several spellings, such as "m" and "M", are two values."""
+    values = values_of(guess)
+    groups = sorted(spellings_of(values), key=lambda group: _is_true(group[0]))
+    if len(groups) != 2 or len(values) == 2 or not _are_plain(values):
+        return None
+    return f"binary:{','.join(groups[1])}/{','.join(groups[0])}"
+
+
+def _are_plain(values: Iterable[str]) -> bool:
+    """Whether `binary:` can hold the values, and the other answer is not in another site's file."""
+    return not any(set(value) & set(",/") or _unknown(value) for value in values)
+
+
+def _is_true(value: str) -> bool:
+    return any(value.casefold() == true for _, true in TRUTHS)
+
+
+def spellings_of(values: Iterable[str]) -> list[list[str]]:
+    """Groups values that differ in upper and lower case alone, in their order.
+
+    >>> spellings_of(["f", "M", "m"])
+    [['f'], ['M', 'm']]
+    """
+    found: dict[str, list[str]] = {}
+    for value in values:
+        found.setdefault(value.casefold(), []).append(value)
+    return list(found.values())
 
 
 def may_be_codes(guess: Guess) -> bool:

@@ -10,6 +10,7 @@ from fedvi.data.expected import parse_expected
 from fedvi.report import tables
 from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
+from fedvi.results.chance import by_chance, most_by_chance
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions, shared_parts
 from fedvi.updates.abilities import ability
@@ -43,8 +44,6 @@ _LESS = 4.0
 # The released curvature is used if it makes the sd smaller than this part of the prior's.
 _SEEN = 0.5
 _NAMED = 8
-# The part of 95 % intervals that exclude 0 by chance.
-_CHANCE = 0.05
 # The rounds that show a pace; and the pace above which no number of rounds is foretold.
 _PACE, _STILL = 4, 0.95
 # More than this many prior sds from the prior mean is outside what the prior allows.
@@ -61,7 +60,7 @@ class Verdict(NamedTuple):
     Attributes:
       effects: how many coefficients are compared with 0.
       stand_out: those whose interval excludes 0.
-      by_chance: those of them that may stand out by chance, since so many are looked at; see ``_weak``.
+      by_chance: those of them that may do so by chance, since so many are looked at.
       multiples: coefficient → its width as a multiple of the expected width without noise; empty where
         there is no expectation.
       records: that all sites are assumed to hold; None where there is no expectation.
@@ -253,7 +252,7 @@ def judge(
         *(len(effects), tuple(stand_out), multiples, records, effective),
         *(settled, tuple(alarms), helps),
         None if settled else _rounds_left(moves),
-        _weak([rows[i] for i in effects], stand_out),
+        by_chance([rows[i] for i in effects], stand_out),
     )
 
 
@@ -317,43 +316,10 @@ def _said_of_chance(verdict: Verdict) -> str:
     weak, of = verdict.by_chance, verdict.effects
     if not weak:
         return ""
-    most = f". With no effect at all, up to {_most_by_chance(of)} of {of} would stand out by chance"
+    most = f". With no effect at all, up to {most_by_chance(of)} of {of} would stand out by chance"
     if len(weak) < len(verdict.stand_out):
         return f"{most}, as {_listed(weak)} may"
     return f"{most}: {'a hint, and no finding' if len(weak) == 1 else 'hints, and no findings'}"
-
-
-def _weak(rows: Sequence[Mapping[str, Any]], stand_out: Sequence[str]) -> tuple[str, ...]:
-    """Returns the effects that stand out by themselves, and not when all are looked at together.
-
-    Holm's rule: with no effect at all, one in twenty studies has an effect that it keeps. It makes no
-    assumption about how effects are correlated.
-
-    Args:
-      rows: of all effects.
-      stand_out: names of those whose interval excludes 0, in order.
-    """
-    size = {row["name"]: abs(row["mean"]) / row["sd"] for row in rows if row["name"] in stand_out}
-    kept, left = set(), len(rows)
-    for name in sorted(size, key=lambda name: -size[name]):
-        if math.erfc(size[name] / math.sqrt(2.0)) > _CHANCE / left:
-            break
-        kept.add(name)
-        left -= 1
-    return tuple(name for name in stand_out if name not in kept)
-
-
-def _most_by_chance(count: int) -> int:
-    """Returns how many of so many 95 % intervals exclude 0 by chance, in 19 of 20 studies at most.
-
-    >>> [_most_by_chance(count) for count in (1, 2, 8, 11, 40)]
-    [0, 1, 2, 2, 4]
-    """
-    most, below = 0, (1.0 - _CHANCE) ** count
-    while below < 1.0 - _CHANCE:
-        most += 1
-        below += math.comb(count, most) * _CHANCE**most * (1.0 - _CHANCE) ** (count - most)
-    return most
 
 
 def _part(share: float) -> str:
@@ -552,8 +518,8 @@ def _of_clipping(
     left = 1.0 - float(np.median(list(lost.values())))
     if left < _CLIPPED:
         yield (
-            f"clipping is expected to leave {_part(left)} of what the records say: intervals are wide, and "
-            "means may be further from those without privacy than intervals say, since the records that "
+            f"clipping is expected to leave {_part(left)} of what the records say: intervals are wide. And "
+            "means may be further from those without privacy than intervals show, since the records that "
             "are clipped most count least"
         )
         return
@@ -564,10 +530,10 @@ def _of_clipping(
     if long:
         most = max(lost[i] for i in long)
         yield (
-            f"{_some([rows[i]['name'] for i in long])}: clipping is expected to take {_part(most)} of "
-            "what the records say, of extreme values most. If the effect is another there, the mean may be "
-            "off by about that part of its size, which is more than its interval says; so may others. "
-            "Bounds that end where records become rare leave less to clip"
+            f"{_some([rows[i]['name'] for i in long])}: clipping is expected to remove {_part(most)} of "
+            "what the records say, mostly of records with extreme values. If the effect differs for those, "
+            "its mean may be off by about that part of its size, which is more than its interval shows; "
+            "other means may be off, too. Bounds that end where records become rare leave less to clip"
         )
 
 

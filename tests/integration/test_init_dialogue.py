@@ -252,9 +252,7 @@ def test_whole_numbers_of_few_kinds_are_asked_for_as_codes_or_as_numbers(tmp_pat
         asked.say("Column that says whose a row is [patient_id]", "")
         # Each patient has one row: how many are used, is no question.
         asked.say("Are cells of covariates missing", "")
-        said = (
-            "education: 7 different whole numbers. Codes of a list (level), or is more of it more"
-        )
+        said = "education: 7 different whole numbers. Codes of a list (level), or amounts"
         asked.say(said, "")
         assert "there is no default" in asked.say("education: 7 different", "level")
         asked.say("education: all levels that may occur", "")

@@ -32,6 +32,10 @@ def seen(path: Path) -> tuple[Guess, ...]:
         (["4.5", "3.5", "1.5"], "binary", None),
         (["No"], None, "level"),  # one level is none: they are asked for
         (["3", "1", "2"], "number", "number"),
+        (["m", "M", "f"], None, "binary:M,m/f"),  # no two levels
+        (["ja", "Ja", "nein"], "binary", "binary:Ja,ja/nein"),
+        (["M", "m", "unknown"], None, "level:M,m,unknown"),
+        (["low", "Low", "high", "medium"], None, "level:Low,low,medium,high"),
         (["3", "1", "2"], None, "level:1,2,3"),
         ([str(i) for i in range(7)], None, None),  # codes or numbers: only a person can tell
         ([str(i) for i in range(7)], "level", "level:0,1,2,3,4,5,6"),

@@ -257,7 +257,7 @@ def test_what_clipping_takes_of_a_large_effect_is_told_and_of_a_small_one_is_not
     kept = EXPECTED | {"kept": [1.0, 0.96, 1.0, 1.0]}
     large = judged(rows(0.02, 0.01, 0.02, 0.02, mean=1.0), expected=kept | {"least": [0.001] * 4})
     (alarm,) = large.alarms
-    assert alarm.startswith("age: clipping is expected to take about 8 % of what the records say")
+    assert alarm.startswith("age: clipping is expected to remove about 8 % of what the records say")
     assert "Bounds that end where records become rare" in alarm
     assert judged(rows(*[0.2] * 4, mean=1.0), expected=kept).alarms == ()
 
