@@ -119,7 +119,8 @@ def _show(
     title = f"Plan of {study.study.name}: {found.records:,} records at {len(study.clients)} sites, {said}"
     names, rows, *_ = width_tables.table(found)
     console.print(tables.grid(names, rows, title, ("coefficient", "unit")), crop=False)
-    tables.say(filter(None, [width_tables.guessed(found)]))
+    below = (width_tables.worth(found), width_tables.clipped(found), width_tables.guessed(found))
+    tables.say(filter(None, below))
     for line in (
         *_table(cells, found.ratio),
         *(_needs(one, assembly, found) for one in asked),
@@ -181,7 +182,7 @@ def _prior(steps: Any, found: "Widths") -> str:
     # The table's unit is seldom the step, so that even a step of 1 is told, where a column has units.
     units = {row.name for row in found.rows if row.unit}
     said = [
-        f"{step.name} {step.low:.2g} to {step.high:.2g}"
+        f"{step.name} {_short(step.low)} to {_short(step.high)}"
         + (f" per {step.step:g}" if step.step != 1.0 or step.name in units else "")
         for step in steps
     ]
@@ -190,6 +191,10 @@ def _prior(steps: Any, found: "Widths") -> str:
         if said
         else ""
     )
+
+
+def _short(value: float) -> str:
+    return f"{value:.2g}" if abs(value) < 100.0 else f"{value:,.0f}"
 
 
 def _draw(cells: "tuple[Cell, ...]", ratio: str, name: str, path: Path) -> None:

@@ -74,8 +74,8 @@ def suggested(guess: Guess, kind: str | None = None) -> str | None:
         looks = "level"
     if kind is None:
         kind = looks
-    if looks == "level" and kind in ("binary", "level") and (pair := _pair_of_spellings(guess)):
-        return pair
+    if looks == "level" and kind in ("binary", "level") and (said := _pair_of_spellings(guess)):
+        return said
     if kind == "binary" and looks in ("level", "number"):
         return None  # the bare type means 1 and 0
     if kind not in ("binary", "level") or looks not in ("binary", kind):
@@ -192,7 +192,7 @@ def _in_order(values: Iterable[str]) -> list[str]:
     for scale in _SCALES:
         if all(value.casefold() in scale for value in values):
             return sorted(values, key=lambda value: scale.index(value.casefold()))
-    ranges = {value: found for value in values if (found := _as_range(value)) is not None}
+    ranges = {value: ends for value in values if (ends := _as_range(value)) is not None}
     words = [value for value in values if value not in ranges]
     if ranges and all(map(_unknown, words)):
         return sorted(ranges, key=lambda value: ranges[value]) + words

@@ -52,6 +52,8 @@ __all__ = ["Mode", "Outlook", "doubts", "help_in_words", "levers_in_words", "out
 _CLEARLY = 1.1
 # `site_release` is preferred if its ratio is at least this part of the best one.
 _SLOWER = 0.5
+# Below this ratio, noise alone leaves a large part of what the prior leaves.
+_FAINT = 4.0
 # Rounds that are enough for steps shortened by noise.
 _ROUNDS = 12
 # Below this share of the way to the answer, a plan has too few rounds.
@@ -411,6 +413,12 @@ def _recommended(
     )
     if best == own:
         reason = reason.replace("promises most", "is as good as any", 1)
+    if able[best] < _FAINT:
+        reason += (
+            f"; but that is little: noise alone leaves an sd of about {numbers.prior_sd / able[best]:.2g} "
+            f"on a coefficient, whose prior has {numbers.prior_sd:.2g}, so that only very large effects "
+            "could stand out (`fedvi plan` says how large)"
+        )
     chosen = next(mode for mode in modes if mode.solver == best)
     told = chosen.signal
     if chosen.renews and told is not None and told.curvature < 1.0 <= told.coefficients:
@@ -429,8 +437,6 @@ def _recommended(
             "; site_release is left out: its Newton steps need a log-likelihood that is concave in θ, and "
             "this model does not say that its own is"
         )
-    if able[best] < 1.0:
-        reason += "; but the noise drowns it too"
     return best, reason
 
 

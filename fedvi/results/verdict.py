@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi.data.expected import parse_expected
+from fedvi.planning.width_tables import CLIPPED
 from fedvi.report import tables
 from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
@@ -31,8 +32,6 @@ _FAR_USUAL = math.log(10.0)
 # From this correlation of two coefficients the records tell of a combination of both alone, if the sd is
 # more than this part of its prior's: of an effect beside the intercept, and of each of two effects.
 _TWINS, _LOOSE, _LOOSE_BOTH = 0.95, 0.25, 0.1
-# Where clipping leaves less than this part of the precision, clipped records shape the means.
-_CLIPPED = 0.25
 # An interval of more than this part of its prior's is the prior's.
 _SAME = 0.9
 # If clipping takes a part of what is known of an effect, and that part of the effect is this many of its
@@ -287,7 +286,7 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
         )
         if verdict.effective is not None and more > 1.05:
             # A share of the records, since their number is not published.
-            lost = _part(1.0 - verdict.effective / verdict.records)
+            lost = tables.share_in_words(1.0 - verdict.effective / verdict.records)
             said += f": the noise costs as much as leaving out {lost} of the records would"
         yield said
     if verdict.settled and not verdict.alarms:
@@ -320,10 +319,6 @@ def _said_of_chance(verdict: Verdict) -> str:
     if len(weak) < len(verdict.stand_out):
         return f"{most}, as {_listed(weak)} may"
     return f"{most}: {'a hint, and no finding' if len(weak) == 1 else 'hints, and no findings'}"
-
-
-def _part(share: float) -> str:
-    return "less than 1 %" if share < 0.01 else f"about {100.0 * share:.0f} %"
 
 
 def _effective(
@@ -516,11 +511,11 @@ def _of_clipping(
         return
     lost = {i: 1.0 - expected["kept"][i] ** 2 for i in effects}
     left = 1.0 - float(np.median(list(lost.values())))
-    if left < _CLIPPED:
+    if left < CLIPPED:
         yield (
-            f"clipping is expected to leave {_part(left)} of what the records say: intervals are wide. And "
-            "means may be further from those without privacy than intervals show, since the records that "
-            "are clipped most count least"
+            f"clipping is expected to leave {tables.share_in_words(left)} of what the records say: "
+            "intervals are wide. And means may be further from those without privacy than intervals show, "
+            "since the records that are clipped most count least"
         )
         return
     centre = {i: 0.0 if prior is None else prior[i]["mean"] for i in effects}
@@ -530,10 +525,11 @@ def _of_clipping(
     if long:
         most = max(lost[i] for i in long)
         yield (
-            f"{_some([rows[i]['name'] for i in long])}: clipping is expected to remove {_part(most)} of "
-            "what the records say, mostly of records with extreme values. If the effect differs for those, "
-            "its mean may be off by about that part of its size, which is more than its interval shows; "
-            "other means may be off, too. Bounds that end where records become rare leave less to clip"
+            f"{_some([rows[i]['name'] for i in long])}: clipping is expected to remove "
+            f"{tables.share_in_words(most)} of what the records say, mostly of records with extreme values. "
+            "If the effect differs for those, its mean may be off by about that part of its size, which is "
+            "more than its interval shows; other means may be off, too. Bounds that end where records become "
+            "rare leave less to clip"
         )
 
 

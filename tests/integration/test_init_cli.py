@@ -140,11 +140,11 @@ def test_a_patient_is_protected_with_all_rows(tmp_path: Path) -> None:
     more = ["--unit", "patient", "--unit-column", "nhs", "--relation", "add_remove"]
     assert fedvi("init", tmp_path / "study", *flags("logistic", *more)).exit_code == 0
     said = checked(tmp_path / "study", "--policy", tmp_path / "study" / "policy.toml")
-    assert "patient: at most 20 rows of one, clipped together" in said
+    assert "patient: at most 20 rows of each, clipped together" in said
     assert "(add_remove)" in said
     rows = ["--max-rows-per-unit", "3"]
     assert fedvi("init", tmp_path / "other", *flags("logistic", *more, *rows)).exit_code == 0
-    assert "patient: at most 3 rows of one, clipped together" in checked(tmp_path / "other")
+    assert "patient: at most 3 rows of each, clipped together" in checked(tmp_path / "other")
     said = refused(tmp_path / "third", *flags("logistic", *rows))
     assert "--max-rows-per-unit is 3 without --unit patient" in said
 
@@ -547,6 +547,7 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
     source = tmp_path / "north.csv"
     done = fedvi("init", tmp_path / "study", "--from", source, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
+    assert "left out as covariates: examide (the same in all records)" in done.output
     assert "patient_nbr repeats" in done.output
     assert "it is to be a yes or no, and looks like <30, >30, NO. Which" in done.output
     assert "level:0,1,2,3,4,5,6,7" in done.output
