@@ -295,7 +295,7 @@ class Run(NamedTuple):
 
     Attributes:
       verdict: on it.
-      multiple: its median width as a multiple of the pooled fit's.
+      multiple: its median width as a multiple of the pooled fit's, of the coefficients that it is said of.
       opposite: effects that stand out, beyond chance, with the other sign than the pooled fit's.
       farthest: the largest distance of a mean from the pooled one, in sds of the run.
     """
@@ -341,7 +341,9 @@ def judged(case: Case, count: int) -> list[Run]:
         told = [name for name in said.stand_out if name not in said.by_chance]
         opposite = tuple(name for name in told if signs[name] < 0.0)
         farthest = float((np.abs(mean - true) / sd).max())
-        found.append(Run(said, float(np.median(sd / exact)), opposite, farthest))
+        names = [name in said.multiples or not said.multiples for name in assembly.model.names]
+        multiple = float(np.median((sd / exact)[names]))
+        found.append(Run(said, multiple, opposite, farthest))
     return found
 
 
