@@ -14,6 +14,7 @@ from fedvi.data.written import NAME
 from fedvi.errors import ConfigError, all_of, did_you_mean
 
 __all__ = [
+    "LONGEST_WORD",
     "Binary",
     "Code",
     "Column",
@@ -232,7 +233,7 @@ _KEYS = {
     "level": (*_COMMON_KEYS, "codes", "levels"),
     "number": (*_COMMON_KEYS, "bounds", "center", "scale", "unit"),
 }
-_LONGEST_WORD = 30
+LONGEST_WORD = 30
 # Half of it is the scale, which numbers are divided by.
 _LEAST_WIDTH = 1e-300
 
@@ -438,9 +439,9 @@ def _parse_binary(table: Mapping[str, Any], path: str, column: str, private: boo
 
 
 def _word(value: Any, path: str, example: str) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_WORD:
+    if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_WORD:
         raise ConfigError(
-            f"{path}: {_shown(value)}, expected 1 to {_LONGEST_WORD} characters",
+            f"{path}: {_shown(value)}, expected 1 to {LONGEST_WORD} characters",
             f'a word for tables and reports, such as "{example}"',
         )
     _check_printable(value, path, "write it with letters, such as", example)

@@ -312,7 +312,9 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
         lines.append(f"no site holds more than {header.max_records} {held}s")
     if header.rows_per_unit is not None:
         lines.append(
-            f"of each {unit} at most {header.rows_per_unit} rows are used, clipped together as one "
+            f"of each {unit} at most one row is used"
+            if header.rows_per_unit == 1
+            else f"of each {unit} at most {header.rows_per_unit} rows are used, clipped together as one "
             "contribution"
         )
     if header.disjoint:

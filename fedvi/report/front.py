@@ -109,7 +109,7 @@ def _asked(contents: Contents) -> Iterator[str]:
     else:
         yield f"The records stayed at {'one site' if one else 'their sites'} ({sites_in_words(contents)})."
     yield (
-        f"{who} sent only numbers made of all its records, with random noise added."
+        f"{who} sent only numbers computed from its records together, with random noise added."
         if contents.protected
         else f"{who} sent statistics without noise: no record is protected."
     )
@@ -199,3 +199,17 @@ def _privacy(contents: Contents) -> Iterator[str]:
         + " Another run on the same records would spend as much again."
         + (f" {_LAST[contents.source == 'simulation']}" if contents.statements else "")
     )
+    single = [
+        claim
+        for one in contents.statements
+        for claim in one.claims
+        if claim.view == view and claim.promised is not None
+    ]
+    if single and all(claim.promised is None for claim in own):
+        most = max(single, key=lambda claim: claim.epsilon)
+        yield (
+            "These figures are for a person who is at every site, since the study does not declare that "
+            "nobody is. For a person at one site, ε is at most "
+            f"{tables.bound(most.epsilon)} under {figures.relation_words(most.relation)}, where the study "
+            f"allows {most.promised:g}."
+        )

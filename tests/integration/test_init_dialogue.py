@@ -166,7 +166,7 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
             "unit": "years",
             "missing": {"impute": 50},
         },
-        "sex": {"type": "binary", "true": ["f"], "false": ["m"]},
+        "sex": {"type": "binary", "true": ["f"], "false": ["m"], "words": ["f", "m"]},
         "stage": {"type": "level", "levels": ["I", "II", "III", "IV"]},
         "lactate": {
             "type": "number",

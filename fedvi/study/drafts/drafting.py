@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedvi import errors, models
+from fedvi.data.cells import TRUTHS
+from fedvi.data.schema import LONGEST_WORD, as_number, is_printable
 from fedvi.data.written import NAME, toml
 from fedvi.data.written import key as written_key
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
@@ -398,9 +400,28 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
             _line("false", table.get("false", [0])),
         ]
         if "words" not in table:
-            lines.append(_line("# words", ["yes", "no"], "what true and false mean, for reports"))
+            said = _words(table)
+            key = "words" if said else "# words"
+            lines.append(_line(key, said or ["yes", "no"], "what true and false mean, for reports"))
     more = ("unit", "words", "missing", "missing_values")
     return lines + [_line(key, table[key]) for key in more if key in table]
+
+
+def _words(table: Mapping[str, Any]) -> list[str]:
+    """Returns words for true and false, of cells that are words; none of cells such as 1, 0, yes or no.
+
+    >>> _words({"true": ["M", "m"], "false": ["f"]}), _words({"true": [2], "false": [1]})
+    (['M', 'f'], [])
+    """
+    found = []
+    for key in ("true", "false"):
+        cells = {str(cell).casefold(): str(cell) for cell in reversed(table.get(key, ()))}
+        found.append(" or ".join(cells[cell] for cell in reversed(cells)))
+        if not cells or any(as_number(cell) is not None for cell in cells.values()):
+            return []
+    usual = tuple(text.casefold() for text in reversed(found)) in TRUTHS
+    fit = all(len(text) <= LONGEST_WORD and all(map(is_printable, text)) for text in found)
+    return found if fit and not usual and found[0] != found[1] else []
 
 
 def _unit(table: Mapping[str, Any]) -> list[str]:

@@ -524,6 +524,17 @@ def test_the_first_page_says_what_was_found_and_what_was_promised() -> None:
     assert found.privacy[1].endswith("The last pages are statements to be signed.")
     simulated = front.front(contents._replace(source="simulation"))
     assert "to be signed" not in simulated.privacy[1]
+    assert len(found.privacy) == 2
+    own = contents.statements[0]
+    of_all = own._replace(
+        claims=tuple(one._replace(promised=None, epsilon=3.0) for one in own.claims)
+    )
+    twice = front.front(contents._replace(consortium=of_all)).privacy[2]
+    assert twice.startswith("These figures are for a person who is at every site")
+    assert (
+        "For a person at one site, ε is at most 2 under substitute, where the study allows 2"
+        in twice
+    )
     said = html(contents)
     assert said.index("1 of 2 effects") < said.index("The study and its run")
     assert "sex[m]" not in page.markdown(page.said(contents))
