@@ -194,7 +194,7 @@ def _prior(steps: Any, found: "Widths") -> str:
 
 
 def _short(value: float) -> str:
-    return f"{value:.2g}" if abs(value) < 100.0 else f"{value:,.0f}"
+    return f"{value:,.0f}" if 100.0 <= abs(value) < 1e6 else f"{value:.2g}"
 
 
 def _draw(cells: "tuple[Cell, ...]", ratio: str, name: str, path: Path) -> None:
