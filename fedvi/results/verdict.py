@@ -331,9 +331,9 @@ def _said_of_chance(verdict: Verdict) -> str:
     weak, of = verdict.by_chance, verdict.effects
     if not weak:
         return ""
-    most = f". With no effect at all, up to {most_by_chance(of)} of {of} would stand out by chance"
+    most = f". If no effect were real, up to {most_by_chance(of)} of {of} would stand out by chance"
     if len(weak) < len(verdict.stand_out):
-        return f"{most}, as {_listed(weak)} may"
+        return f"{most}; {_listed(weak)} may be such"
     return f"{most}: {'a hint, and no finding' if len(weak) == 1 else 'hints, and no findings'}"
 
 

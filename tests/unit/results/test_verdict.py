@@ -391,10 +391,10 @@ def test_an_effect_that_chance_may_explain_is_no_finding() -> None:
     assert first.startswith(
         "1 of 3 effects stands out, since “no effect” is outside its 95 % interval: age"
     )
-    assert "With no effect at all, up to 1 of 3 would stand out by chance: a hint, and no" in first
+    assert "If no effect were real, up to 1 of 3 would stand out by chance: a hint, and no" in first
     two = of(2.1, -5.0, 0.5)
     assert two.by_chance == ("age",)
-    assert "up to 1 of 3 would stand out by chance, as age may" in next(verdicts.lines(two))
+    assert "up to 1 of 3 would stand out by chance; age may be such" in next(verdicts.lines(two))
     for clear in (of(2.0, -5.0, 3.0), of(-2.5, 2.3, 2.0), of(0.0, 0.0, 2.5)):
         assert clear.by_chance == ()
         assert "by chance" not in next(verdicts.lines(clear))
