@@ -14,8 +14,9 @@ __all__ = ["Step", "quarrels", "steps"]
 
 # If an sd of a covariate changes the odds by less than this factor, the prior leaves no room for an effect.
 _LEAST_ROOM = 1.5
-# Bounds more than this many units of the coefficient wide are of another unit than was meant.
-_UNITS = 1000.0
+# Bounds more than this many units of the coefficient wide are of another unit than was meant. Some study
+# states very wide bounds to say nothing.
+_UNITS = 1e7
 # The step that is named: an eighth of the bounds' width, as in a plan that knows no better.
 _SPREAD = 0.125
 # Bounds this many sds wide are far too wide for their number.

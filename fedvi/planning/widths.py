@@ -225,7 +225,7 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
       records: at all clients; sds: without noise, by coordinate; least: lower bounds of the sds, which, for
       columns of unstated spread, assume that all records are as informative as the best made-up one;
       kept: sds ÷ the sds from the curvature left after clipping; noised: with the study's noise, None where
-      there is none or the study does not state how its columns spread.
+      there is none or the study does not state how its columns spread; declared: whether it does.
       None if no fitting records can be made up.
     """
     if not is_full(assembly.family) or shared_parts.PRIOR in assembly.solvers:
@@ -249,6 +249,7 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
         "least": [float(sd) for sd in _least(assembly, made, records, sds)],
         "kept": [float(narrow / wide) for narrow, wide in zip(sds, kept, strict=True)],
         "noised": noised,
+        "declared": not made_up.silent(assembly),
     }
 
 

@@ -110,6 +110,7 @@ class _Verdict(_Part):
     helps: str
     rounds_left: int | None = None
     by_chance: list[str] = []
+    as_declared: bool = True
 
 
 class _Named(_Part):

@@ -75,6 +75,8 @@ class Verdict(NamedTuple):
       helps: what would narrow intervals most; empty if unknown.
       rounds_left: about how many more rounds would settle a run that did not, by the pace of its last
         ones; None if they show no pace, or it settled.
+      as_declared: whether the releases fit what the study declares of the outcome and the records; else
+        nothing that follows from the declarations is said.
     """
 
     effects: int
@@ -87,6 +89,7 @@ class Verdict(NamedTuple):
     helps: str = ""
     rounds_left: int | None = None
     by_chance: tuple[str, ...] = ()
+    as_declared: bool = True
 
     @property
     def multiple(self) -> float | None:
@@ -96,6 +99,8 @@ class Verdict(NamedTuple):
     @property
     def wants_help(self) -> bool:
         """Whether privacy causes much of the width, or most effects do not stand out."""
+        if not self.as_declared:
+            return False
         return 2 * len(self.stand_out) < self.effects or (self.multiple or 1.0) > _WIDE
 
     def as_dict(self) -> dict[str, Any]:
@@ -161,8 +166,7 @@ def open_sds(
     )
     told = np.maximum(own * np.asarray(expected["kept"]), _NARROWER * planned)
     seen = (own < _SEEN * before) & (reported < _SAME * before)
-    is_declared = expected.get("noised") is not None
-    if is_declared and seen.any():
+    if expected.get("declared") and seen.any():
         times = float(np.median((told / planned)[seen]))
         if 1.0 / _AGREE < times < _AGREE:
             return planned
@@ -262,6 +266,7 @@ def judge(
         *(settled, tuple(alarms), helps),
         None if settled else _rounds_left(moves),
         by_chance([rows[i] for i in effects], stand_out),
+        not (rate or less),
     )
 
 

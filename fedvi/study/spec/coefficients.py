@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi.data.formula import Design, Part, parse_formula
-from fedvi.data.schema import Level, Number, Schema, parse_schema, step_of
+from fedvi.data.schema import Level, Number, Schema, parse_schema
+from fedvi.data.unit_words import step_of
 from fedvi.report.contents import UNRECORDED, Z95
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedvi.data.schema import Impute, as_code, as_number, parse_schema, unit_of
+from fedvi.data.schema import Impute, as_code, as_number, parse_schema
+from fedvi.data.unit_words import unit_of
 from fedvi.errors import ConfigError
 
 AGE = {"type": "number", "bounds": [18, 100]}

@@ -197,8 +197,8 @@ def test_a_prior_that_leaves_no_room_within_wide_bounds_is_warned_of() -> None:
     [
         ({"center": 500}, "score.center: 500 is outside of the bounds [0, 200]"),
         (
-            {"center": 100, "scale": 0.01},
-            "unit of the coefficient is 0.01, and the bounds [0, 200] are 2e+04 such",
+            {"center": 100, "scale": 1e-6},
+            "unit of the coefficient is 1e-06, and the bounds [0, 200] are 2e+08 such",
         ),
         (
             {"center": 100, "scale": 1e6},

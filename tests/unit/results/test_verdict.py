@@ -268,6 +268,9 @@ def test_records_that_tell_far_less_than_the_declared_ones_are_told_and_not_laid
     found = judged(rows(*[0.9] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
     assert any("about 6 times as wide as planned, noise and all" in one for one in found.alarms)
     assert found.multiples == {}
+    # Nothing stands out, and levers follow from declarations that do not hold.
+    assert not found.wants_help
+    assert judged(rows(*[0.5] * 4), expected=EXPECTED | {"noised": [0.15] * 4}).wants_help
     fine = judged(rows(*[0.2] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
     assert fine.alarms == ()
     assert fine.multiples
@@ -433,7 +436,7 @@ def test_what_was_declared_is_used_where_the_releases_agree_with_it() -> None:
     result = run(planned(raw_plan(8.0)), sources())
     expected = expectation(result.assembly)
     assert expected is not None
-    assert expected["noised"] is not None  # all columns are declared
+    assert expected["declared"]
     standing, family, prior = result.standing, result.assembly.family, result.assembly.prior
     assert standing is not None
 
@@ -446,7 +449,9 @@ def test_what_was_declared_is_used_where_the_releases_agree_with_it() -> None:
     for times in (0.8, 1.3):
         assert np.array_equal(found(times), np.array(expected["sds"]))
     assert np.allclose(found(2.0), 2.0 * np.array(expected["sds"]))  # other records than declared
-    assert np.allclose(found(1.3, noised=None), 1.3 * np.array(expected["sds"]))  # nothing declared
+    assert np.allclose(
+        found(1.3, declared=False), 1.3 * np.array(expected["sds"])
+    )  # nothing declared
 
 
 def test_no_gate_is_shut_for_a_usual_result() -> None:
