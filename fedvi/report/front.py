@@ -23,7 +23,7 @@ _SEEN = {
 
 _LAST = {
     False: "The last pages are statements to be signed.",
-    True: "The last pages show what each site's statement would say of a real run.",
+    True: "The last pages show each site's statement.",
 }
 
 
@@ -136,7 +136,7 @@ def _table(contents: Contents, shown: list[Coefficient], ratio: str) -> Table:
         said = "open"
         if _is_clear(contents, row):
             said = f"{'higher' if row.mean > 0.0 else 'lower'} {ratio}".rstrip()
-            said = f"perhaps {said}" if row.name in contents.by_chance else said
+            said += "?" if row.name in contents.by_chance else ""
         what = ((row.ratio_note or row.compared or "–"),) if said_what else ()
         rows.append((row.shown, *what, number, said))
     more = any(not _is_clear(contents, row) for row in shown)
@@ -155,15 +155,11 @@ def _reading(contents: Contents, ratio: str, shown: list[Coefficient], more: int
         f"{said}, for what is compared and all else in the model equal. The true value lies in the "
         "interval with probability 95 %, if the model and its prior are right."
     )
+    doubt = any(row.name in contents.by_chance for row in shown)
     yield (
         f"“Open” means that the records{noise} do not tell higher from lower. It does not mean that there "
-        "is no effect."
+        f"is no effect.{' “?”: of so many effects, chance may explain this one.' if doubt else ''}"
     )
-    if any(row.name in contents.by_chance for row in shown):
-        yield (
-            "“Perhaps” means that the interval is clear of “no effect”, but so many effects were looked at "
-            "that chance may explain it."
-        )
     yield "These are associations. They do not say what a treatment or any other change would do."
     if any(UNRECORDED in (row.ratio_note, row.compared) for row in shown):
         yield (

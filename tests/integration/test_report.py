@@ -165,8 +165,8 @@ def test_a_statement_is_written_for_the_sites_that_are_named(private: Path, tmp_
     assert [row["site"] for row in found["statements"]] == ["budapest"]
     assert [row["name"] for row in found["sites"]] == list(SITES)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "For budapest" in text
-    assert "For cleveland" not in text
+    assert "Privacy statement: budapest" in text
+    assert "Privacy statement: cleveland" not in text
     done = fedvi("report", private, "--out", tmp_path, "--statement", "budapesd", code=2)
     assert "'budapesd', which is no client" in done.stderr
     assert "budapest" in done.stderr
