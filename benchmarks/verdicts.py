@@ -8,7 +8,7 @@ What a statistician would say of each study stands here: no alarm, or an alarm w
 five studies (README.md) it was written down before they ran. Numbers are held against the same model
 fitted to all records pooled, without noise. A verdict is right if such an alarm is there, none is of a
 site that is well, no run that should go well has another, its multiple of widths is within 25 %, and
-effects that stand out have the pooled fit's sign.
+effects that stand out have the pooled fit's sign, but for those that it says chance may explain.
 """
 
 import argparse
@@ -295,8 +295,8 @@ class Run(NamedTuple):
 
     Attributes:
       verdict: on it.
-      multiple: its median width as a multiple of the pooled fit's.
-      opposite: effects that stand out with the other sign than the pooled fit's.
+      multiple: its median width as a multiple of the pooled fit's, of the coefficients that it is said of.
+      opposite: effects that stand out, beyond chance, with the other sign than the pooled fit's.
       farthest: the largest distance of a mean from the pooled one, in sds of the run.
     """
 
@@ -338,9 +338,12 @@ def judged(case: Case, count: int) -> list[Run]:
         mean, sd = family.moments(result.posterior)
         said = verdict_of(result, advise=not found)
         signs = dict(zip(assembly.model.names, mean * true, strict=True))
-        opposite = tuple(name for name in said.stand_out if signs[name] < 0.0)
+        told = [name for name in said.stand_out if name not in said.by_chance]
+        opposite = tuple(name for name in told if signs[name] < 0.0)
         farthest = float((np.abs(mean - true) / sd).max())
-        found.append(Run(said, float(np.median(sd / exact)), opposite, farthest))
+        names = [name in said.multiples or not said.multiples for name in assembly.model.names]
+        multiple = float(np.median((sd / exact)[names]))
+        found.append(Run(said, multiple, opposite, farthest))
     return found
 
 

@@ -5,7 +5,9 @@
 
 Bayesian federated inference (BFI) asks each hospital once, for the mode of its own posterior and the
 curvature there, and combines these. `fedvi` can stop after one visit, too, or go on. Printed are the
-coefficients of each answer, mean and sd, and how far it is from the fit to all records pooled.
+means of the coefficients, and how each answer compares with the fit to all records pooled: its intervals'
+widths as a multiple of the pooled ones (the median), the largest distance of a mean in pooled sds, and the
+Kullback-Leibler divergence in nats.
 """
 
 import argparse
@@ -106,13 +108,14 @@ def main():
         rows.append(
             [
                 name,
-                *(f"{m:.3f} ({s:.3f})" for m, s in zip(mean, spread, strict=True)),
+                *(f"{value:.3f}" for value in mean),
+                f"{np.median(spread / sd):.2f}",
                 f"{np.abs((mean - target) / sd).max():.3f}",
                 f"{max(float(family.kl(eta, pooled)), 0.0):.2g}",
             ]
         )
-    heads = ["answer", *assembly.model.names, "off by, sd", "KL, nats"]
-    title = "Coefficients, mean (sd), and the distance to the variational fit to all records pooled"
+    heads = ["answer", *assembly.model.names, "width", "off by", "KL"]
+    title = "Means of coefficients, and how far each answer is from the fit to all records pooled"
     tables.console().print(tables.grid(heads, rows, title, ("answer",)), crop=False)
 
 

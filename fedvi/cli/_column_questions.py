@@ -1,7 +1,6 @@
 """What `fedvi init` asks of one column: its type, bounds and levels, its unit, and its missing cells."""
 
 import functools
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,7 +31,6 @@ _UNIT = """half: half the width of the bounds, from their middle; a prior sd of 
 predicts best where records are few. Or a step that matters to a clinician, and where the intercept stands:
 10 from 60, or 10 years from 60. Then take a prior sd of 0.5 to 1. See docs/guides/priors-and-bounds.md."""
 _HALF_WIDTH = "half"
-_LEAST = 1e-300
 _MISSING = """drop: a record without it counts as zero. impute VALUE: a public constant in its place, as
 the clinical normal. indicator: the middle of the bounds, the reference level or false in its place, and one
 more coefficient. See docs/guides/missing-data.md."""
@@ -88,12 +86,17 @@ def column_questions(
     after, words = "", ""
     if kind in ("number", "count") and "bounds" not in table:
         after, words = "bounds", f"{name}: lowest and highest that it can be, LOW..HIGH"
+    listed_levels = None
     if kind == "level" and "levels" not in table:
         after = "levels"
         words = f"{name}: all levels that may occur, between commas, the reference first"
+        seen = "" if guess is None else suggested(guess, "level") or ""
+        listed_levels = seen.partition(":")[2] or None
     if given is None and after:
         words, read = words + (f", or {OUT}" if free else ""), _column_reader(name, kind, free)
-        yield Question(f"{after} {name}", words, why, read, may_skip=True, remark=remark)
+        yield Question(
+            *(f"{after} {name}", words, why, read, listed_levels), may_skip=True, remark=remark
+        )
         if OUT in (said[f"{after} {name}"] or {}):
             return
     for flag, text in (
@@ -194,10 +197,16 @@ def _of_gaps(
 
 def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> str:
     """Says what a column may hold, as it looks, and what is to be said of it."""
-    from fedvi.data.suggest import values_of
+    from fedvi.data.suggest import may_be_codes, spellings_of, values_of
 
     if guess is None:
         return "what it may hold"
+    if expected is None and may_be_codes(guess):
+        ask = "confirm or correct" if default else "which of them"
+        return (
+            f"{guess.different} different whole numbers. Codes of a list (level), or amounts (number, "
+            f"count){_often_missing(guess)}; {ask}"
+        )
     if guess.commas:
         return (
             "its decimal commas are read by no study; save the file with points. What it may hold"
@@ -205,6 +214,11 @@ def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> 
     if default is not None:
         first = {"level": " (the reference first)", "binary": " (YES/NO)"}
         said = first.get(default.partition(":")[0], "") + _often_missing(guess)
+        twice = next((group for group in spellings_of(values_of(guess)) if len(group) > 1), None)
+        if twice and default.startswith("level"):
+            said += (
+                f"; {' and '.join(twice)} are two levels (write one, and `codes` into the study)"
+            )
         return f"what it may hold, as it looks{said}; confirm or correct"
     if expected == "binary":
         few = f", and looks like {', '.join(values_of(guess))}" if guess.kind == "level" else ""
@@ -262,12 +276,6 @@ def _check(name: str, table: dict[str, Any]) -> None:
         raise errors.ConfigError(
             f"{name}: the lowest, {low}, is not below the highest, {high}",
             f"write {high}..{low}" if high < low else "write LOW..HIGH, such as 18..100",
-        )
-    if bounds and not _LEAST < (width := float(bounds[1] - bounds[0])) < math.inf:
-        raise errors.ConfigError(
-            f"{name}: the width of the bounds {bounds[0]}..{bounds[1]} is {width:g}, expected a finite "
-            f"number above {_LEAST:g}",
-            "write them in a unit in which both are ordinary numbers, such as 18..100",
         )
     if bounds or table.get("levels") or table["type"] == "binary":
         parse_schema({name: table}, private=True)

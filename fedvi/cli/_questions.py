@@ -23,6 +23,7 @@ from fedvi.data.written import named as columns_named
 from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.study.drafts import drafting
 from fedvi.study.implausible import few_records
+from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
 
 if TYPE_CHECKING:
     from fedvi.data.guess import Guess
@@ -41,6 +42,9 @@ only where the file has shown gaps; elsewhere a record with a missing cell count
 _PRIOR = """How far from 0 a coefficient may be before a record is seen. 2.5 leaves nearly all to the
 records, and suits units of half the width of bounds, too. Where a unit is a step that matters to a
 clinician, 0.5 to 1 are enough, and noise widens intervals less. See docs/guides/priors-and-bounds.md."""
+_ROWS = """From the protocol, as how often a patient can come; not counted in a file. Of a patient with more
+rows, the first in the file are used. All rows of a patient are clipped together: one with many counts about
+as much as one with a single row. 1: one row each; sort the file so that the one you want comes first."""
 _NAMED = 6
 
 
@@ -126,6 +130,7 @@ class Asked(NamedTuple):
             None,
             self._given_formula(),
             show=lambda _: _formula_shown(said),
+            remark=lambda formula: self._why_left_out(said, formula),
         )
         yield from self._promise(said, guesses)
         if self.on:
@@ -252,12 +257,24 @@ class Asked(NamedTuple):
             name
             for name in others
             if said.get(f"identifier {name}")
-            or (name in guesses and _tells_nothing(guesses[name]))
+            or (name in guesses and _why_nothing(guesses[name]))
             or not all(map(is_printable, names[name]))
         )
         right = " + ".join(name for name in others if name not in left_out) or "1"
         of = drafting.model_of(said["kind"])
         return _Formula(f"{of.left.format(', '.join(left))} ~ {right}", True, left_out)
+
+    def _why_left_out(self, said: Mapping[str, Any], formula: _Formula) -> str:
+        """Says which columns of the file are no covariates, and why; identifiers were asked about."""
+        guesses = said.get("look") or {}
+        found = [
+            f"{name} ({why})"
+            for name in formula.left_out
+            if name in guesses
+            and not said.get(f"identifier {name}")
+            and (why := _why_nothing(guesses[name]))
+        ]
+        return f"left out as covariates: {', '.join(found)}" if found else ""
 
     def _promise(
         self, said: Mapping[str, Any], guesses: "Mapping[str, Guess]"
@@ -291,6 +308,7 @@ class Asked(NamedTuple):
                 known = self.header is None or called in self.header.columns
                 default = called if known else None
                 yield Question("unit-column", words, why, read_column, default, column)
+                yield from self._rows(said, guesses)
             words = "Neighbouring relation (substitute, add_remove)"
             why = "substitute: one unit is another; add_remove: one unit is there or not."
             read_relation = choice(("substitute", "add_remove"))
@@ -313,11 +331,44 @@ class Asked(NamedTuple):
             words = "δ, far below 1 / that number"
             read = positive("--delta", below=0.5)
             yield Question("delta", words, why, read, delta, given["delta"])
-        if column is not None and "unit-column" not in said:
-            raise errors.ConfigError(
-                f"--unit-column is {column!r} without --unit patient",
-                "add --unit patient, to protect all rows of a patient together",
+        for flag in ("unit-column", "max-rows-per-unit"):
+            value = given[flag.replace("-", "_")]
+            if value is not None and said.get("unit") != "patient":
+                raise errors.ConfigError(
+                    f"--{flag} is {value!r} without --unit patient",
+                    "add --unit patient, to protect all rows of a patient together",
+                )
+
+    def _rows(self, said: Mapping[str, Any], guesses: "Mapping[str, Guess]") -> Iterator[Question]:
+        """Asks how many rows of a patient are used, unless the file has shown one row of each."""
+        from fedvi.data.guess import repeats
+
+        given, whose = self.given["max_rows_per_unit"], said["unit-column"]
+        guess = next((guess for guess in guesses.values() if guess.name == whose), None)
+        if given is None and (not self.on or (guess is not None and not repeats(guess))):
+            return
+        most = 0 if guess is None or not guess.values else guess.values[0][1]
+
+        def read(text: str) -> int:
+            count = count_of(text)
+            if count > MOST_ROWS_PER_UNIT:
+                raise errors.ConfigError(
+                    f"{text} rows of one patient, expected at most {MOST_ROWS_PER_UNIT:,}",
+                    "state how often a patient can come, from the protocol",
+                )
+            return count
+
+        def remark(count: int) -> str:
+            return (
+                "some patients of the file have more rows: of these, the first in the file are used"
+                if most > count
+                else ""
             )
+
+        words = "Rows of one patient that are used, at most"
+        yield Question(
+            *("max-rows-per-unit", words, _ROWS, read, str(ROWS_PER_UNIT), given), remark=remark
+        )
 
     def _columns(
         self, said: Mapping[str, Any], guesses: "Mapping[str, Guess]"
@@ -325,11 +376,13 @@ class Asked(NamedTuple):
         formula, given = formula_of(said), self.given
         wanted = drafting.variables(formula)
         spelt = {column: name for name, column in self.names.items()}
-        stated = {}
+        stated: dict[str, str] = {}
         for text in given["stated"]:
             name, _ = drafting.parse_column(text)
-            stated[spelt.get(name, name)] = text.partition("=")[2].strip()
-        for name in stated:
+            name, declared = spelt.get(name, name), text.partition("=")[2].strip()
+            if name in stated:
+                raise _given_twice("--column", name, stated[name], declared)
+            stated[name] = declared
             if name not in wanted:
                 raise errors.ConfigError(
                     f"--column {name}: no column of the formula {formula!r}",
@@ -363,12 +416,15 @@ class Asked(NamedTuple):
                     errors.did_you_mean(name, known),
                 )
             if name in found:
-                raise errors.ConfigError(
-                    f"{flag} {name} is given twice, as {found[name]!r} and as {rest.strip()!r}",
-                    "leave out one of the two",
-                )
+                raise _given_twice(flag, name, found[name], rest.strip())
             found[name] = rest.strip()
         return found
+
+
+def _given_twice(flag: str, name: str, first: str, second: str) -> errors.ConfigError:
+    return errors.ConfigError(
+        f"{flag} {name} is given twice, as {first!r} and as {second!r}", "leave out one of the two"
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -427,13 +483,16 @@ def _identifiers(guesses: "Mapping[str, Guess]") -> Iterator[Question]:
             yield Question(f"identifier {name}", words, _IDENTIFIER, _yes, "yes")
 
 
-def _tells_nothing(guess: "Guess") -> bool:
-    """Whether a column is no covariate by its looks: free text, or the same in all records.
+def _why_nothing(guess: "Guess") -> str:
+    """Says why a column is no covariate by its looks: free text, or the same in all records; "" if it is.
 
     Of few records nothing is known: a file may be a form with the names of columns alone.
     """
+    if guess.kind == "text":
+        commas = "decimal commas; save the file with points"
+        return commas if guess.commas else "texts, or numbers with many words among them"
     same = guess.kind == "empty" or guess.different == 1
-    return guess.kind == "text" or (same and guess.cells >= _FEW_RECORDS)
+    return "the same in all records" if same and guess.cells >= _FEW_RECORDS else ""
 
 
 def _repeated(said: Mapping[str, Any], guesses: "Mapping[str, Guess]") -> tuple[str | None, bool]:

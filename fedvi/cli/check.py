@@ -105,7 +105,7 @@ def _promised(found: Plan, assembly: Assembly) -> Iterator[tuple[str, str]]:
         )
         yield "against", f"{_seen(assembly, found.view)} (view {found.view})"
         if found.rows_per_unit is not None:
-            yield "unit", f"{unit}: at most {found.rows_per_unit} rows of one, clipped together"
+            yield "unit", f"{unit}: at most {found.rows_per_unit} rows of each, clipped together"
         yield "cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"
         yield from _of_all(assembly)
         accountant = found.accountant

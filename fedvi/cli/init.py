@@ -16,6 +16,7 @@ from fedvi.data.written import named as columns_named
 from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.study.drafts import drafting
 from fedvi.study.drafts.drafting import Answers
+from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
 
 if TYPE_CHECKING:
     from fedvi.data.names import Names
@@ -107,12 +108,19 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 @click.option("--unit", type=click.Choice(("record", "patient")), help="[default: record]")
 @click.option("--unit-column", help="With --unit patient: the column that says whose a row is.")
 @click.option(
+    "--max-rows-per-unit",
+    type=click.IntRange(min=1, max=MOST_ROWS_PER_UNIT),
+    help="With --unit patient: the most rows of one patient that are used, the first in the file. "
+    "[default: 20]",
+)
+@click.option(
     "--relation", type=click.Choice(("substitute", "add_remove")), help="[default: substitute]"
 )
 @click.option(
     "--disjoint/--not-disjoint",
     default=None,
-    help="Declare that no unit is at two sites; else the ε of all counts one at each. [default: not]",
+    help="Declare that no unit is at two sites. Otherwise the ε of all sites together counts a unit at "
+    "each of them. [default: not]",
 )
 @click.option(
     "--max-records",
@@ -227,6 +235,7 @@ def _answers(
         disjoint=said.get("disjoint") == "yes",
         max_records=most,
         unit_column=said.get("unit-column"),
+        max_rows_per_unit=said.get("max-rows-per-unit") or ROWS_PER_UNIT,
         prior_scale=said["prior-scale"],
         solver=given["solver"],
         settings=dict(drafting.parse_setting(text) for text in given["settings"]),

@@ -28,9 +28,9 @@ __all__ = ["plan"]
     "effects",
     multiple=True,
     metavar="NAME=RATIO",
-    help="Say which ε, which records and how many sites tell this effect from none. NAME is a "
-    "coefficient, RATIO its odds (rate, hazard) ratio for a unit as the table has it, or a difference. May "
-    "be given often.",
+    help="Say which ε, how many records and how many sites it takes to tell this effect from none. NAME is "
+    "a coefficient, RATIO its odds (rate, hazard) ratio for a unit as the table has it, or a difference. "
+    "May be given often.",
 )
 @click.option("--table", "with_table", is_flag=True, help="Also vary ε, records and the view.")
 @click.option(
@@ -45,7 +45,7 @@ def plan(
     """Predict how wide the intervals of a study will be, from public numbers alone. Reads no data.
 
     For each coefficient it prints the expected width of the 95 % interval, beside that of a fit without
-    noise, and the smallest effect that the interval would tell from none in four of five studies.
+    noise, and the smallest effect whose interval would exclude "no effect" in four of five such studies.
 
     A study may say what is believed of its records, which makes the plan better and changes nothing else:
     clients.expected_records, and in a column's table expected = { mean = 65, sd = 12 }, or { share = 0.1 },
@@ -119,7 +119,8 @@ def _show(
     title = f"Plan of {study.study.name}: {found.records:,} records at {len(study.clients)} sites, {said}"
     names, rows, *_ = width_tables.table(found)
     console.print(tables.grid(names, rows, title, ("coefficient", "unit")), crop=False)
-    tables.say(filter(None, [width_tables.guessed(found)]))
+    below = (width_tables.worth(found), width_tables.clipped(found), width_tables.guessed(found))
+    tables.say(filter(None, below))
     for line in (
         *_table(cells, found.ratio),
         *(_needs(one, assembly, found) for one in asked),
@@ -181,7 +182,7 @@ def _prior(steps: Any, found: "Widths") -> str:
     # The table's unit is seldom the step, so that even a step of 1 is told, where a column has units.
     units = {row.name for row in found.rows if row.unit}
     said = [
-        f"{step.name} {step.low:.2g} to {step.high:.2g}"
+        f"{step.name} {_short(step.low)} to {_short(step.high)}"
         + (f" per {step.step:g}" if step.step != 1.0 or step.name in units else "")
         for step in steps
     ]
@@ -190,6 +191,10 @@ def _prior(steps: Any, found: "Widths") -> str:
         if said
         else ""
     )
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if 100.0 <= abs(value) < 1e6 else f"{value:.2g}"
 
 
 def _draw(cells: "tuple[Cell, ...]", ratio: str, name: str, path: Path) -> None:

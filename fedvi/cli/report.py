@@ -94,9 +94,10 @@ def report(
     The first page is for whoever reads nothing else: what was found, how sure it is, and what was
     promised to the records. Then come the posterior, each site beside the others, prior against
     posterior, convergence, who took part, what each site contributed, and ε over releases. The last
-    pages are for signing: a privacy statement for each site, on a page of its own. All of it was
-    released, or is public, but for what --pooled and --public add. Ledgers are verified first, and every
-    ε is computed anew from them: a run whose ledgers do not verify gets no report.
+    pages are a privacy statement for each site, on a page of its own, to be signed unless the run was a
+    simulation. All of it was released, or is public, but for what --pooled and --public add. Ledgers are
+    verified first, and every ε is computed anew from them: a run whose ledgers do not verify gets no
+    report.
 
     \b
       fedvi report run
@@ -214,8 +215,9 @@ def _lines(contents: "Contents", written: list[Path]) -> Iterator[str]:
                 f"{tables.bound(claim.delta)} under {figures.relation_words(claim.relation)}, view "
                 f"{claim.view}"
             )
-    signed = len(contents.statements)
-    yield f"ledgers verified: {len(contents.sites)}; privacy statements to sign: {signed}"
-    if not signed:
+    count, simulated = len(contents.statements), contents.source == "simulation"
+    what = "privacy statements, of a simulation" if simulated else "privacy statements to sign"
+    yield f"ledgers verified: {len(contents.sites)}; {what}: {count}"
+    if not count:
         yield "of so many sites, write a statement by name: --statement SITE"
     yield f"written to {written[0].parent}: {', '.join(path.name for path in written)}"

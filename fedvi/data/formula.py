@@ -12,8 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 from fedvi.data.calls import refuse
 from fedvi.data.grammar import parse_terms
 from fedvi.data.response import Offset, Response, parse_response
-from fedvi.data.schema import Level, Number, Schema, indicator_name, unit_of
+from fedvi.data.schema import Level, Number, Schema, indicator_name
 from fedvi.data.transforms import Transform
+from fedvi.data.unit_words import unit_of
 from fedvi.errors import DataError, did_you_mean
 
 __all__ = ["Design", "Part", "parse_formula"]

@@ -14,6 +14,7 @@ from fedvi.data.written import NAME
 from fedvi.errors import ConfigError, all_of, did_you_mean
 
 __all__ = [
+    "LONGEST_WORD",
     "Binary",
     "Code",
     "Column",
@@ -28,8 +29,6 @@ __all__ = [
     "indicator_name",
     "is_printable",
     "parse_schema",
-    "step_of",
-    "unit_of",
 ]
 
 Code = float | str
@@ -176,26 +175,6 @@ def indicator_name(name: str) -> str:
     return f"{name}_missing"
 
 
-def unit_of(column: Number) -> str:
-    """Returns the unit of the prepared column, in the file's unit; "" if nothing is scaled.
-
-    >>> schema = parse_schema({"age": {"type": "number", "bounds": [18, 100]}}, private=True)
-    >>> unit_of(schema["age"])
-    'per 41 from 59'
-    """
-    if column.scale == 1 and column.center == 0 and not column.unit:
-        return ""
-    return f"per {step_of(column)}" + (f" from {column.center:.12g}" if column.center else "")
-
-
-def step_of(column: Number) -> str:
-    """Returns what 1 of the prepared column is, with its unit: "10 years", "1 year", or "41"."""
-    unit, few = column.unit, column.scale == 1
-    if few and unit.endswith("s") and len(unit) > 3 and unit[-2] not in "sui":
-        unit = unit[:-1]
-    return f"{column.scale:.12g} {unit}".strip()
-
-
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
@@ -232,7 +211,9 @@ _KEYS = {
     "level": (*_COMMON_KEYS, "codes", "levels"),
     "number": (*_COMMON_KEYS, "bounds", "center", "scale", "unit"),
 }
-_LONGEST_WORD = 30
+LONGEST_WORD = 30
+# Half of it is the scale, which numbers are divided by.
+_LEAST_WIDTH = 1e-300
 
 
 def _parse_column(name: str, table: Any, private: bool) -> Column:
@@ -290,6 +271,12 @@ def _parse_number(
             "state bounds that are known without looking at the data, such as [18, 100] for age",
         )
     low, high = float(bounds[0]), float(bounds[1])
+    if not _LEAST_WIDTH < high - low < math.inf:
+        raise ConfigError(
+            f"{path}.bounds: {_shown(bounds)}, a width of {high - low:g}, expected a finite one above "
+            f"{_LEAST_WIDTH:g}",
+            "write them in a unit in which both are ordinary numbers, such as [18, 100]",
+        )
     if whole and not (low >= 0.0 and low.is_integer() and high.is_integer()):
         raise ConfigError(
             f"{path}.bounds: {_shown(bounds)}, expected whole numbers from 0 up for a count",
@@ -430,9 +417,9 @@ def _parse_binary(table: Mapping[str, Any], path: str, column: str, private: boo
 
 
 def _word(value: Any, path: str, example: str) -> str:
-    if not isinstance(value, str) or not value.strip() or len(value) > _LONGEST_WORD:
+    if not isinstance(value, str) or not value.strip() or len(value) > LONGEST_WORD:
         raise ConfigError(
-            f"{path}: {_shown(value)}, expected 1 to {_LONGEST_WORD} characters",
+            f"{path}: {_shown(value)}, expected 1 to {LONGEST_WORD} characters",
             f'a word for tables and reports, such as "{example}"',
         )
     _check_printable(value, path, "write it with letters, such as", example)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from fedvi.data import splines
 from fedvi.data.calls import Call, Name, Power, check_arguments, refuse
-from fedvi.data.schema import Number, Schema, unit_of
+from fedvi.data.schema import Number, Schema
 from fedvi.data.splines import Basis, Function
+from fedvi.data.unit_words import unit_of
 from fedvi.errors import ConfigError, did_you_mean
 
 __all__ = ["Transform", "parse_transform"]

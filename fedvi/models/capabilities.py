@@ -13,6 +13,7 @@ from fedvi.typing import Eta
 
 __all__ = [
     "Arrays",
+    "Concave",
     "Generates",
     "GeneratesOutcomes",
     "HasDensity",
@@ -32,6 +33,7 @@ __all__ = [
     "TellsLatents",
     "Topics",
     "at_draw",
+    "is_concave",
 ]
 
 Arrays = Mapping[str, np.ndarray]
@@ -240,6 +242,14 @@ class Regression(Protocol):
 
 
 @runtime_checkable
+class Concave(Protocol):
+    """A model that says whether log p(record | θ) is concave in θ, which Newton steps need."""
+
+    @property
+    def concave(self) -> bool: ...
+
+
+@runtime_checkable
 class PlausibleOutcomes(Protocol):
     """A model that can say how far apart the outcomes of a record may be."""
 
@@ -271,6 +281,12 @@ class SharesEffects(Protocol):
     def new_site(self) -> Any: ...
     def regression(self) -> Any: ...
     def widened(self, records: Mapping[str, Any]) -> dict[str, Any]: ...
+
+
+def is_concave(model: Any) -> bool:
+    """Whether log p(record | θ) is known to be concave in θ; False of a model that does not say."""
+    base = model.base if isinstance(model, SharesEffects) else model
+    return isinstance(base, Concave) and base.concave
 
 
 @runtime_checkable

@@ -91,6 +91,11 @@ class GeneralisedLinearModel:
         return self.response.conjugate
 
     @property
+    def concave(self) -> bool:
+        """Whether log p(y | a) is concave in a, and so in θ; True of a response that does not say."""
+        return bool(getattr(self.response, "concave", True))
+
+    @property
     def typical_curvature(self) -> float:
         """What a typical record adds to the precision of a coefficient whose column has variance 1.
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +30,7 @@ class Multinomial:
     columns: tuple[str, ...]
     levels: tuple[str, ...]
     column_scales: tuple[float, ...]
+    concave: ClassVar[bool] = True
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.inference.units import unit_model
-from fedvi.models.capabilities import Regression, SharesEffects
+from fedvi.models.capabilities import Regression, SharesEffects, is_concave
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
 from fedvi.planning.plan import rounds_in_vain
 from fedvi.planning.priors import quarrels
@@ -52,6 +52,8 @@ __all__ = ["Mode", "Outlook", "doubts", "help_in_words", "levers_in_words", "out
 _CLEARLY = 1.1
 # `site_release` is preferred if its ratio is at least this part of the best one.
 _SLOWER = 0.5
+# Below this ratio, noise alone leaves a large part of what the prior leaves.
+_FAINT = 4.0
 # Rounds that are enough for steps shortened by noise.
 _ROUNDS = 12
 # Below this share of the way to the answer, a plan has too few rounds.
@@ -381,12 +383,12 @@ def _recommended(
     assembly: Assembly, numbers: PublicNumbers, modes: tuple[Mode, ...]
 ) -> tuple[str | None, str]:
     """Picks the mode with the best ratio for coefficients, if clearly better than the study's own."""
-    regular = _regression(assembly.model) is not None
+    concave = is_concave(assembly.model)
     able = {
         mode.solver: mode.signal.coefficients
         for mode in modes
         # Another likelihood's curvature may have any sign, so Newton steps do not work there.
-        if mode.signal is not None and (regular or not mode.newton)
+        if mode.signal is not None and (concave or not mode.newton)
     }
     if not able:
         return None, "no known mode can run this study"
@@ -394,7 +396,7 @@ def _recommended(
     newton = next((mode.solver for mode in modes if mode.newton), "")
     # Gradient steps stop early, which the ratio does not include: at 10.5 against 13.9 their posterior was
     # 40 to 60 times as far, in nats, from that of the pooled records (docs/modes.md).
-    if regular and able.get(newton, 0.0) >= max(1.0, _SLOWER * able[best]):
+    if able.get(newton, 0.0) >= max(1.0, _SLOWER * able[best]):
         best = newton
     current = next((mode for mode in modes if mode.current and mode.solver in able), None)
     own = None if current is None else current.solver
@@ -411,6 +413,12 @@ def _recommended(
     )
     if best == own:
         reason = reason.replace("promises most", "is as good as any", 1)
+    if able[best] < _FAINT:
+        reason += (
+            f"; but that is little: noise alone leaves an sd of about {numbers.prior_sd / able[best]:.2g} "
+            f"on a coefficient, whose prior has {numbers.prior_sd:.2g}, so that only very large effects "
+            "could stand out (`fedvi plan` says how large)"
+        )
     chosen = next(mode for mode in modes if mode.solver == best)
     told = chosen.signal
     if chosen.renews and told is not None and told.curvature < 1.0 <= told.coefficients:
@@ -422,19 +430,19 @@ def _recommended(
         )
     if chosen.renews and numbers.rounds < _ROUNDS:
         reason += f"; about {_ROUNDS} rounds would cost time, and no privacy"
-    if not regular:
+    if _regression(assembly.model) is None:
+        reason += "; ratios are rough, since this model does not say how much a record tells"
+    if not concave:
         reason += (
-            "; fedvi does not know this model as a regression, so all ratios are rough, and site_release "
-            "is left out: its Newton steps need log-likelihoods that are concave in θ"
+            "; site_release is left out: its Newton steps need a log-likelihood that is concave in θ, and "
+            "this model does not say that its own is"
         )
-    if able[best] < 1.0:
-        reason += "; but the noise drowns it too"
     return best, reason
 
 
 def _of_newton(own: Mode, assembly: Assembly) -> tuple[str, ...]:
     """Warns of Newton steps on a likelihood that is not known to be concave."""
-    if not own.newton or _regression(assembly.model) is not None:
+    if not own.newton or is_concave(assembly.model):
         return ()
     return (
         "site_release takes Newton steps, which need a log-likelihood that is concave in θ. With unknown "

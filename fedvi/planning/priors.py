@@ -5,15 +5,20 @@ from typing import NamedTuple
 
 from fedvi.data.schema import Number
 from fedvi.planning.made_up import expected_of, is_known, spread_of
+from fedvi.report.contents import Z95
 from fedvi.study.build import Assembly
 from fedvi.study.round_numbers import round_below
 from fedvi.study.spec import shared_parts
-from fedvi.study.spec.coefficients import Z95
 
 __all__ = ["Step", "quarrels", "steps"]
 
 # If an sd of a covariate changes the odds by less than this factor, the prior leaves no room for an effect.
 _LEAST_ROOM = 1.5
+# Bounds more than this many units of the coefficient wide are of another unit than was meant. Some study
+# states very wide bounds to say nothing.
+_UNITS = 1e7
+# The step that is named: an eighth of the bounds' width, as in a plan that knows no better.
+_SPREAD = 0.125
 # Bounds this many sds wide are far too wide for their number.
 _WIDE = 16.0
 
@@ -43,8 +48,10 @@ def steps(assembly: Assembly) -> tuple[Step, ...]:
         if isinstance(column, Number) and not column.whole:
             step = round_below(spread_of(column, expected_of(assembly, name))[1])
             size = sd * step / column.scale
-        low, high = -Z95 * size, Z95 * size
-        found.append(Step(name, step, *((math.exp(low), math.exp(high)) if ratio else (low, high))))
+        high = Z95 * size
+        if ratio:
+            high = math.exp(min(high, 700.0))
+        found.append(Step(name, step, 1.0 / high if ratio else -high, high))
     return tuple(found)
 
 
@@ -57,6 +64,19 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
         spread = spread_of(column, expected_of(assembly, name))[1]
         room = math.exp(min(Z95 * sd * spread / column.scale, 700.0))
         low, high = column.bounds
+        within = f"the bounds [{low:g}, {high:g}]"
+        if not low <= column.center <= high:
+            said.append(
+                f"data.schema.{name}.center: {column.center:g} is outside of {within}: the intercept is "
+                "for a record that cannot be, and is hard to tell from the effect; state a usual value"
+            )
+        if not 1.0 <= (high - low) / column.scale <= _UNITS:
+            said.append(
+                f"data.schema.{name}.scale: one unit of the coefficient is {column.scale:g}, and {within} "
+                f"are {(high - low) / column.scale:.2g} such units wide: state a step that matters, such "
+                f"as {round_below(_SPREAD * (high - low)):g}"
+            )
+            continue
         if shared_parts.ratio(assembly.study) and room < _LEAST_ROOM:
             said.append(
                 f"data.schema.{name}: the prior hardly leaves room for an effect: {round_below(spread):g} "

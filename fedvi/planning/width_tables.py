@@ -4,18 +4,33 @@ import math
 from typing import TYPE_CHECKING
 
 from fedvi.privacy.spoken import Table
+from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
-from fedvi.report.tables import number
-from fedvi.study.spec.coefficients import Z95
+from fedvi.report.tables import number, share_in_words
 
 if TYPE_CHECKING:
     from fedvi.planning.widths import Widths
 
-__all__ = ["effect_name", "guessed", "said_beside", "size", "smallest_told", "table", "title"]
+__all__ = [
+    "CLIPPED",
+    "clipped",
+    "effect_name",
+    "guessed",
+    "said_beside",
+    "size",
+    "smallest_told",
+    "table",
+    "title",
+    "worth",
+]
 
 # Larger effects, as of a ratio above 1,000, are none that a study could be about.
 _LARGEST_LOG_RATIO, _LARGEST_DIFFERENCE = math.log(1_000.0), 50.0
 _NAMED = 12
+# An interval of more than this part of its prior's is the prior's.
+_SAME = 0.9
+CLIPPED = 0.25
+"""Where clipping leaves less than this part of the precision, clipped records shape the means."""
 
 
 def effect_name(ratio: str) -> str:
@@ -29,9 +44,13 @@ def size(effect: float, ratio: str, mark: str = "") -> str:
     >>> size(0.5, "odds", "≥ "), size(0.5, ""), size(math.inf, "odds", "≥ ")
     ('≥ 1.65', '0.5', '–')
     """
-    if not effect < (_LARGEST_LOG_RATIO if ratio else _LARGEST_DIFFERENCE):
+    if not effect < _largest(ratio):
         return "–"
     return mark + (f"{math.exp(effect):.3g}" if ratio else f"{effect:.2g}")
+
+
+def _largest(ratio: str) -> float:
+    return _LARGEST_LOG_RATIO if ratio else _LARGEST_DIFFERENCE
 
 
 def table(found: "Widths", title: str = "") -> Table:
@@ -72,9 +91,38 @@ def guessed(found: "Widths") -> str:
     )
 
 
+def worth(found: "Widths") -> str:
+    """Says how many effects have little chance to stand out, whatever their size; "" if none has."""
+    effects = [row for row in found.rows if is_effect(row.name)]
+    lost = [row for row in effects if not row.detectable < _largest(found.ratio)]
+    if not lost:
+        return ""
+    same = sum(row.sd > _SAME * row.prior_sd for row in lost)
+    of = f"all {len(effects)}" if len(lost) == len(effects) else f"{len(lost)} of {len(effects)}"
+    why = f": {same} of them would have an interval about as wide as the prior's" if same else ""
+    return (
+        f"as it is, this study has little chance to show {of} effects, whatever their size (–){why}. "
+        "Change it before it runs: see “what would help”"
+    )
+
+
+def clipped(found: "Widths") -> str:
+    """Says how little clipping is expected to leave, if it is little; else ""."""
+    if found.kept >= CLIPPED:
+        return ""
+    return (
+        f"clipping is expected to leave {share_in_words(found.kept)} of what the records say, so that "
+        "means may be off by more than intervals show. A larger clip_norm (or “auto”), fewer columns, more "
+        "records, or bounds that end where records become rare leave more"
+    )
+
+
 def smallest_told(found: "Widths") -> str:
     """Says what "smallest" means, and what was assumed."""
-    said = "“smallest”: its interval leaves out no effect in four of five studies. Estimates, not promises"
+    said = (
+        "“smallest”: an effect of this size has an interval that excludes “no effect” in four of five such "
+        "studies. Estimates, not promises"
+    )
     return f"{said}; assumed: {'; '.join(found.assumed)}" if found.assumed else said
 
 
@@ -85,4 +133,4 @@ def title(found: "Widths") -> str:
 
 def said_beside(found: "Widths") -> tuple[str, ...]:
     """Returns the sentences beside the table: what is guessed, and what was assumed."""
-    return tuple(filter(None, (guessed(found), smallest_told(found))))
+    return tuple(filter(None, (worth(found), clipped(found), guessed(found), smallest_told(found))))

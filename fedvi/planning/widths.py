@@ -17,10 +17,10 @@ from fedvi.expfam.matrices import from_triangle, triangle
 from fedvi.planning import made_up, width_tables
 from fedvi.planning.made_up import MadeUp
 from fedvi.privacy.spoken import Summary
+from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import shared_parts
-from fedvi.study.spec.coefficients import Z95
 from fedvi.updates.base import Fold, LocalSolver, Standing
 from fedvi.updates.coordinates import Coordinates
 
@@ -83,6 +83,7 @@ class Widths(NamedTuple):
       ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
       assumed: the plan's assumptions, one clause each.
       silent: the columns whose spread the study does not state, so that the widths rest on a guess.
+      kept: the part of what the records say that clipping is expected to leave: the median over effects.
     """
 
     rows: tuple[Width, ...]
@@ -90,6 +91,7 @@ class Widths(NamedTuple):
     ratio: str
     assumed: tuple[str, ...]
     silent: tuple[str, ...] = ()
+    kept: float = 1.0
 
     def __repr__(self) -> str:
         return (
@@ -129,6 +131,7 @@ class Widths(NamedTuple):
             "coefficients": rows,
             "assumed": list(self.assumed),
             "silent": list(self.silent),
+            "kept": self.kept,
         }
 
 
@@ -170,11 +173,14 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
     made = made_up.made_up(assembly) if made is None else made
     open_sd, prior = open_sds(assembly, made), np.asarray(assembly.prior.J, np.float64)
     prior_sd = _sds(prior)
-    sd = open_sd
+    sd, kept = open_sd, 1.0
     if assembly.noise_multiplier:
         rehearsal = _Rehearsal.of(assembly, made, records)
         found = [rehearsal.sds(np.random.default_rng(_SEED + index)) for index in range(repeats)]
         sd = np.maximum(np.mean(found, axis=0), open_sd)
+        clipped = rehearsal.kept_sds(np.random.default_rng(_SEED))
+        effects = [is_effect(name) for name in model.names]
+        kept = float(np.median((open_sd / clipped)[effects] ** 2)) if any(effects) else 1.0
     values = zip(model.names, assembly.units, sd, open_sd, prior_sd, strict=True)
     stated = made_up.stated(assembly)
     rows = tuple(
@@ -188,7 +194,7 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
     )
     ratio = shared_parts.ratio(assembly.study)
     said = tuple(made_up.assumptions(assembly)), made_up.silent(assembly)
-    return Widths(rows, records, ratio, *said)
+    return Widths(rows, records, ratio, *said, kept)
 
 
 def open_sds(assembly: Assembly, made: MadeUp) -> np.ndarray:
@@ -219,7 +225,7 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
       records: at all clients; sds: without noise, by coordinate; least: lower bounds of the sds, which, for
       columns of unstated spread, assume that all records are as informative as the best made-up one;
       kept: sds ÷ the sds from the curvature left after clipping; noised: with the study's noise, None where
-      there is none or the study does not state how its columns spread.
+      there is none or the study does not state how its columns spread; declared: whether it does.
       None if no fitting records can be made up.
     """
     if not is_full(assembly.family) or shared_parts.PRIOR in assembly.solvers:
@@ -243,6 +249,7 @@ def expectation(assembly: Assembly) -> dict[str, Any] | None:
         "least": [float(sd) for sd in _least(assembly, made, records, sds)],
         "kept": [float(narrow / wide) for narrow, wide in zip(sds, kept, strict=True)],
         "noised": noised,
+        "declared": not made_up.silent(assembly),
     }
 
 

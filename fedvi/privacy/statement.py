@@ -312,8 +312,10 @@ def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ..
         lines.append(f"no site holds more than {header.max_records} {held}s")
     if header.rows_per_unit is not None:
         lines.append(
-            f"at most {header.rows_per_unit} rows of one {unit} are used; they are clipped together, as "
-            "one contribution"
+            f"of each {unit} at most one row is used"
+            if header.rows_per_unit == 1
+            else f"of each {unit} at most {header.rows_per_unit} rows are used, clipped together as one "
+            "contribution"
         )
     if header.disjoint:
         lines.append(disjoint_words(unit))

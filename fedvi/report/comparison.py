@@ -18,7 +18,7 @@ from fedvi.report.canvas import (
     name_rows,
     paper,
 )
-from fedvi.report.contents import Coefficient, Site
+from fedvi.report.contents import Z95, Coefficient, Site
 
 __all__ = ["MOST_SITES", "comparison", "most_compared"]
 
@@ -27,8 +27,6 @@ MOST_SITES = 8
 
 # The most intervals above each other on a third of a page.
 _MOST_INTERVALS, _FEWEST, _MOST = 54, 6, 16
-
-_Z95 = 1.96
 
 
 def most_compared(sites: int, pooled: bool) -> int:
@@ -118,6 +116,6 @@ def _told(
 def _interval(
     axes: Any, mean: float, sd: float, place: float, colour: str, marker: str, width: float
 ) -> None:
-    ends = (mean - _Z95 * sd, mean + _Z95 * sd)
+    ends = (mean - Z95 * sd, mean + Z95 * sd)
     axes.plot(ends, (place, place), color=colour, linewidth=width)
     axes.plot(mean, place, marker=marker, markersize=4, color=colour, markerfacecolor="white")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from fedvi.report import comparison, tables
-from fedvi.report.contents import Coefficient, Contents, Site
+from fedvi.report.contents import Z95, Coefficient, Contents, Site
 from fedvi.report.sections import Section, Table
 from fedvi.report.wording import as_sentence, furthest
 
@@ -85,7 +85,7 @@ def _held_against(rows: list[Coefficient], places: list[int], shown: list[Site])
             vague.append(site.name)
             continue
         for row, mean, sd in alone:
-            if abs(mean - row.mean) > 1.96 * sd:
+            if abs(mean - row.mean) > Z95 * sd:
                 told.setdefault(site.name, []).append(row.shown)
     if vague:
         yield (

@@ -10,6 +10,7 @@ from fedvi.report.tables import plain
 
 __all__ = [
     "UNRECORDED",
+    "Z95",
     "Claimed",
     "Coefficient",
     "Contents",
@@ -22,6 +23,9 @@ __all__ = [
     "printable",
 ]
 
+Z95 = 1.959963984540054
+"""The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal."""
+
 UNRECORDED = "not recorded against recorded"
 """The comparison made by an indicator of missing values."""
 
@@ -32,7 +36,7 @@ class Coefficient(NamedTuple):
     Attributes:
       name, unit: the unit is "" where nothing was scaled.
       mean, sd: of the posterior.
-      lower, upper: mean ± 1.96 sd: the central 95 % where the posterior is Gaussian.
+      lower, upper: mean ± ``Z95`` sd: the central 95 % where the posterior is Gaussian.
       ratio, ratio_lower, ratio_upper: exp of mean, lower and upper if these are ratios; else None.
       prior_mean, prior_sd: of the prior; None if it has none, or none was stored.
       ratio_note: a note on reading the ratio, or why there is none; or empty.
@@ -275,6 +279,7 @@ class Contents(NamedTuple):
       widths: (coefficient, its width as a multiple of that without privacy); empty if unknown.
       outcome: the outcome's name, such as "died"; empty if there is no formula.
       stand_out: names of the coefficients that stand out; None for a run of an earlier version.
+      by_chance: names of those that may do so by chance, since so many are looked at.
       declared: the columns of the study; empty if it declares none.
     """
 
@@ -311,6 +316,7 @@ class Contents(NamedTuple):
     widths: tuple[tuple[str, float], ...] = ()
     outcome: str = ""
     stand_out: tuple[str, ...] | None = None
+    by_chance: tuple[str, ...] = ()
     declared: tuple[Declared, ...] = ()
 
 

@@ -28,7 +28,7 @@ from fedvi.report.canvas import (
     ratio_axis,
     whole_numbers,
 )
-from fedvi.report.contents import Coefficient, Round, Site, Spending
+from fedvi.report.contents import Z95, Coefficient, Round, Site, Spending
 
 __all__ = [
     "convergence",
@@ -100,7 +100,7 @@ def prior_and_posterior(rows: Sequence[Coefficient]) -> Figure:
     with paper(len(known) * ROW * 1.2 + 1.1) as (figure, saved):
         axes = figure.subplots()
         for place, (row, mean, sd) in enumerate(known):
-            ends = (mean - 1.96 * sd, mean + 1.96 * sd)
+            ends = (mean - Z95 * sd, mean + Z95 * sd)
             above, below = place - 0.17, place + 0.17
             axes.plot(ends, (above, above), color=GREY, linewidth=1.0, linestyle=(0, (4, 2)))
             axes.plot(mean, above, marker="o", markersize=5, color=GREY, markerfacecolor="white")

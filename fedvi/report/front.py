@@ -21,6 +21,12 @@ _SEEN = {
 }
 
 
+_LAST = {
+    False: "The last pages are statements to be signed.",
+    True: "The last pages show each site's statement.",
+}
+
+
 class Front(NamedTuple):
     """The first page.
 
@@ -49,6 +55,7 @@ def front(contents: Contents) -> Front:
     effects = [row for row in contents.coefficients if _is_effect(row, ratio)]
     effects = effects if contents.gaussian and contents.outcome else []
     clear = [row for row in effects if _is_clear(contents, row)]
+    clear.sort(key=lambda row: row.name in contents.by_chance)
     # Effects that stand out first, then the others, each group in the study's order.
     shown = (clear + [row for row in effects if row not in clear])[:_MOST]
     table = figure = None
@@ -102,7 +109,7 @@ def _asked(contents: Contents) -> Iterator[str]:
     else:
         yield f"The records stayed at {'one site' if one else 'their sites'} ({sites_in_words(contents)})."
     yield (
-        f"{who} sent only numbers made of all its records, with random noise added."
+        f"{who} sent only numbers computed from its records together, with random noise added."
         if contents.protected
         else f"{who} sent statistics without noise: no record is protected."
     )
@@ -129,6 +136,7 @@ def _table(contents: Contents, shown: list[Coefficient], ratio: str) -> Table:
         said = "open"
         if _is_clear(contents, row):
             said = f"{'higher' if row.mean > 0.0 else 'lower'} {ratio}".rstrip()
+            said += "?" if row.name in contents.by_chance else ""
         what = ((row.ratio_note or row.compared or "–"),) if said_what else ()
         rows.append((row.shown, *what, number, said))
     more = any(not _is_clear(contents, row) for row in shown)
@@ -147,9 +155,10 @@ def _reading(contents: Contents, ratio: str, shown: list[Coefficient], more: int
         f"{said}, for what is compared and all else in the model equal. The true value lies in the "
         "interval with probability 95 %, if the model and its prior are right."
     )
+    doubt = any(row.name in contents.by_chance for row in shown)
     yield (
         f"“Open” means that the records{noise} do not tell higher from lower. It does not mean that there "
-        "is no effect."
+        f"is no effect.{' “?”: of so many effects, chance may explain this one.' if doubt else ''}"
     )
     yield "These are associations. They do not say what a treatment or any other change would do."
     if any(UNRECORDED in (row.ratio_note, row.compared) for row in shown):
@@ -184,5 +193,19 @@ def _privacy(contents: Contents) -> Iterator[str]:
     yield (
         f"In figures: {'; '.join(figured)}, computed anew from the sites' ledgers.{same}"
         + " Another run on the same records would spend as much again."
-        + (" The last pages are statements to be signed." if contents.statements else "")
+        + (f" {_LAST[contents.source == 'simulation']}" if contents.statements else "")
     )
+    single = [
+        claim
+        for one in contents.statements
+        for claim in one.claims
+        if claim.view == view and claim.promised is not None
+    ]
+    if single and all(claim.promised is None for claim in own):
+        most = max(single, key=lambda claim: claim.epsilon)
+        yield (
+            "These figures are for a person who is at every site, since the study does not declare that "
+            "nobody is. For a person at one site, ε is at most "
+            f"{tables.bound(most.epsilon)} under {figures.relation_words(most.relation)}, where the study "
+            f"allows {most.promised:g}."
+        )

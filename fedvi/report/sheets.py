@@ -75,8 +75,8 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
         alarms.append("NO GUARANTEE: what left this site was not protected (ε = ∞)")
     if contents.source == "simulation":
         alarms.append(
-            "SIMULATED: one program read the records of all sites; no site ran its own client. A real run "
-            "has statements of its own"
+            "SIMULATED: one program read the records of all sites; no site ran its own client. There is "
+            "nothing to sign: a real run has statements of its own"
         )
     if statement.mark:
         alarms.append(f"MARKED: {statement.mark}")
@@ -118,7 +118,8 @@ def _sheet(contents: Contents, statement: Statement, key: str) -> Sheet:
         claims=_claims(statement) if statement.claims else None,
         facts=tuple(facts),
         lists=tuple((title, lines) for title, lines in lists if lines),
-        signed=bool(statement.head),
+        # Nobody answers for a simulation.
+        signed=bool(statement.head) and contents.source != "simulation",
     )
 
 

@@ -46,6 +46,7 @@ __all__ = [
     "say",
     "say_facts",
     "share",
+    "share_in_words",
 ]
 
 SETTLED = 0.3
@@ -260,6 +261,17 @@ def share(value: float | None) -> str:
     ('23.4 %', '–')
     """
     return number(None) if value is None else f"{100.0 * value:.1f} %"
+
+
+def share_in_words(value: float) -> str:
+    """Writes a share in a sentence, without a 0 % or 100 % that is none.
+
+    >>> share_in_words(0.004), share_in_words(0.13), share_in_words(0.998)
+    ('less than 1 %', 'about 13 %', 'more than 99 %')
+    """
+    if value < 0.01:
+        return "less than 1 %"
+    return "more than 99 %" if value > 0.99 else f"about {100.0 * value:.0f} %"
 
 
 _MOST_ROWS = 200

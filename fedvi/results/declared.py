@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from fedvi.data.formula import Design
 from fedvi.data.guess import spelt
-from fedvi.data.schema import Binary, Code, Column, Impute, Level, Number, parse_schema, unit_of
+from fedvi.data.schema import Binary, Code, Column, Impute, Level, Number, parse_schema
+from fedvi.data.unit_words import unit_of
 from fedvi.report.contents import Declared
 from fedvi.report.labels import label
 from fedvi.study.config import Study

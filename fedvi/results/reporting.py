@@ -164,6 +164,7 @@ def gather(
         widths=() if verdict is None else tuple(verdict.multiples.items()),
         outcome="" if study.formula is None else design_of(study)[1].response.text,
         stand_out=None if verdict is None else verdict.stand_out,
+        by_chance=() if verdict is None else verdict.by_chance,
         declared=declared(study),
     )
     return contents.printable(found)
@@ -188,6 +189,7 @@ def _in_labels(verdict: Verdict, people: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the verdict in sentences, with coefficients under their readable labels."""
     shown = verdict._replace(
         stand_out=tuple(people.get(name, name) for name in verdict.stand_out),
+        by_chance=tuple(people.get(name, name) for name in verdict.by_chance),
         alarms=tuple(relabelled(line, people) for line in verdict.alarms),
     )
     return tuple(verdicts.lines(shown))

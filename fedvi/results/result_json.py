@@ -109,6 +109,8 @@ class _Verdict(_Part):
     alarms: list[str]
     helps: str
     rounds_left: int | None = None
+    by_chance: list[str] = []
+    as_declared: bool = True
 
 
 class _Named(_Part):

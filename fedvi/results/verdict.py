@@ -7,8 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi.data.expected import parse_expected
+from fedvi.planning.width_tables import CLIPPED
 from fedvi.report import tables
+from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
+from fedvi.results.chance import by_chance, most_by_chance
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions, shared_parts
 from fedvi.updates.abilities import ability
@@ -29,8 +32,6 @@ _FAR_USUAL = math.log(10.0)
 # From this correlation of two coefficients the records tell of a combination of both alone, if the sd is
 # more than this part of its prior's: of an effect beside the intercept, and of each of two effects.
 _TWINS, _LOOSE, _LOOSE_BOTH = 0.95, 0.25, 0.1
-# Where clipping leaves less than this part of the precision, clipped records shape the means.
-_CLIPPED = 0.25
 # An interval of more than this part of its prior's is the prior's.
 _SAME = 0.9
 # If clipping takes a part of what is known of an effect, and that part of the effect is this many of its
@@ -39,9 +40,13 @@ _SAME = 0.9
 _LONG = 4.0
 # Intervals this many times as wide as planned, noise and all, are of other records than the declared ones.
 _LESS = 4.0
+# Of four sites whose noise hid much of the curvature, it gave sds 1.0 to 1.3 times those without noise.
+_AGREE = 1.5
 # The released curvature is used if it makes the sd smaller than this part of the prior's.
 _SEEN = 0.5
 _NAMED = 8
+# Where noise costs as much as this part of the records, intervals are the prior's.
+_ALL_LOST = 0.98
 # The rounds that show a pace; and the pace above which no number of rounds is foretold.
 _PACE, _STILL = 4, 0.95
 # More than this many prior sds from the prior mean is outside what the prior allows.
@@ -58,6 +63,7 @@ class Verdict(NamedTuple):
     Attributes:
       effects: how many coefficients are compared with 0.
       stand_out: those whose interval excludes 0.
+      by_chance: those of them that may do so by chance, since so many are looked at.
       multiples: coefficient → its width as a multiple of the expected width without noise; empty where
         there is no expectation.
       records: that all sites are assumed to hold; None where there is no expectation.
@@ -69,6 +75,8 @@ class Verdict(NamedTuple):
       helps: what would narrow intervals most; empty if unknown.
       rounds_left: about how many more rounds would settle a run that did not, by the pace of its last
         ones; None if they show no pace, or it settled.
+      as_declared: whether the releases fit what the study declares of the outcome and the records; else
+        nothing that follows from the declarations is said.
     """
 
     effects: int
@@ -80,6 +88,8 @@ class Verdict(NamedTuple):
     alarms: tuple[str, ...]
     helps: str = ""
     rounds_left: int | None = None
+    by_chance: tuple[str, ...] = ()
+    as_declared: bool = True
 
     @property
     def multiple(self) -> float | None:
@@ -89,6 +99,8 @@ class Verdict(NamedTuple):
     @property
     def wants_help(self) -> bool:
         """Whether privacy causes much of the width, or most effects do not stand out."""
+        if not self.as_declared:
+            return False
         return 2 * len(self.stand_out) < self.effects or (self.multiple or 1.0) > _WIDE
 
     def as_dict(self) -> dict[str, Any]:
@@ -129,7 +141,8 @@ def from_dict(values: Mapping[str, Any] | None) -> Verdict | None:
     if not values:
         return None
     known = {name: values[name] for name in Verdict._fields if name in values}
-    known |= {name: tuple(known[name]) for name in ("stand_out", "alarms")}
+    lists = ("stand_out", "alarms", "by_chance")
+    known |= {name: tuple(known[name]) for name in lists if name in known}
     return Verdict(**known)
 
 
@@ -141,7 +154,8 @@ def open_sds(
     A study may declare little of its records, so the released curvature is used where it stands out of
     the noise: where the released posterior, which holds no noise of the mean, is much narrower than the
     prior, and the reported one, which holds it, is narrower too. Without clipping it would be narrower
-    still.
+    still. Noise makes this estimate too wide. So where a study declares all of its columns, and the two
+    agree about as well as noise lets them, what was declared is used.
     """
     planned = None if expected is None else np.asarray(expected["sds"], np.float64)
     if standing is None or planned is None or expected is None:
@@ -152,6 +166,10 @@ def open_sds(
     )
     told = np.maximum(own * np.asarray(expected["kept"]), _NARROWER * planned)
     seen = (own < _SEEN * before) & (reported < _SAME * before)
+    if expected.get("declared") and seen.any():
+        times = float(np.median((told / planned)[seen]))
+        if 1.0 / _AGREE < times < _AGREE:
+            return planned
     return np.where(seen, told, planned)
 
 
@@ -247,6 +265,8 @@ def judge(
         *(len(effects), tuple(stand_out), multiples, records, effective),
         *(settled, tuple(alarms), helps),
         None if settled else _rounds_left(moves),
+        by_chance([rows[i] for i in effects], stand_out),
+        not (rate or less),
     )
 
 
@@ -264,10 +284,11 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
     elif verdict.alarms:
         doubt = ". There are doubts about this run: read them before you rely on an effect"
     if count:
-        named = ", ".join(found[:_NAMED]) + (", …" if len(found) > _NAMED else "")
+        one = len(found) == 1
         yield (
-            f"{len(found)} of {count} effects stand out, since “no effect” is outside their 95 % "
-            f"intervals: {named}{doubt}"
+            f"{len(found)} of {count} effects stand{'s' * one} out, since “no effect” is outside "
+            f"{'its 95 % interval' if one else 'their 95 % intervals'}: {_listed(found)}"
+            f"{_said_of_chance(verdict)}{doubt}"
             if found
             else f"none of {count} effects stands out: records and noise leave the direction open"
         )
@@ -280,8 +301,14 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
         )
         if verdict.effective is not None and more > 1.05:
             # A share of the records, since their number is not published.
-            lost = _part(1.0 - verdict.effective / verdict.records)
-            said += f": the noise costs as much as leaving out {lost} of the records would"
+            lost = 1.0 - verdict.effective / verdict.records
+            mark, of = ":", "the noise"
+            if lost > _ALL_LOST:
+                # How wide a prior is beside a fit without noise says nothing of this one.
+                said = "the noise hides nearly all that the records say: intervals are the prior's"
+                mark, of = ";", "it"
+            share = tables.share_in_words(lost)
+            said += f"{mark} {of} costs as much as leaving out {share} of the records would"
         yield said
     if verdict.settled and not verdict.alarms:
         yield (
@@ -300,8 +327,19 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
         yield verdict.helps
 
 
-def _part(share: float) -> str:
-    return "less than 1 %" if share < 0.01 else f"about {100.0 * share:.0f} %"
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+
+
+def _said_of_chance(verdict: Verdict) -> str:
+    """Says which effects may stand out by chance, and how many would; "" if none may."""
+    weak, of = verdict.by_chance, verdict.effects
+    if not weak:
+        return ""
+    most = f". If no effect were real, up to {most_by_chance(of)} of {of} would stand out by chance"
+    if len(weak) < len(verdict.stand_out):
+        return f"{most}; {_listed(weak)} may be such"
+    return f"{most}: {'a hint, and no finding' if len(weak) == 1 else 'hints, and no findings'}"
 
 
 def _effective(
@@ -396,8 +434,7 @@ def _of_prior(
         rows[i]["name"]
         for i in effects
         if prior is not None
-        and abs(rows[i]["mean"] - prior[i]["mean"]) - 1.96 * rows[i]["sd"]
-        > _BEYOND * prior[i]["sd"]
+        and abs(rows[i]["mean"] - prior[i]["mean"]) - Z95 * rows[i]["sd"] > _BEYOND * prior[i]["sd"]
     ]
     if beyond:
         yield (
@@ -495,11 +532,11 @@ def _of_clipping(
         return
     lost = {i: 1.0 - expected["kept"][i] ** 2 for i in effects}
     left = 1.0 - float(np.median(list(lost.values())))
-    if left < _CLIPPED:
+    if left < CLIPPED:
         yield (
-            f"clipping is expected to leave {_part(left)} of what the records say: intervals are wide, and "
-            "means may be further from those without privacy than intervals say, since the records that "
-            "are clipped most count least"
+            f"clipping is expected to leave {tables.share_in_words(left)} of what the records say: "
+            "intervals are wide. And means may be further from those without privacy than intervals show, "
+            "since the records that are clipped most count least"
         )
         return
     centre = {i: 0.0 if prior is None else prior[i]["mean"] for i in effects}
@@ -509,10 +546,11 @@ def _of_clipping(
     if long:
         most = max(lost[i] for i in long)
         yield (
-            f"{_some([rows[i]['name'] for i in long])}: clipping is expected to take {_part(most)} of "
-            "what the records say, of extreme values most. If the effect is another there, the mean may be "
-            "off by about that part of its size, which is more than its interval says; so may others. "
-            "Bounds that end where records become rare leave less to clip"
+            f"{_some([rows[i]['name'] for i in long])}: clipping is expected to remove "
+            f"{tables.share_in_words(most)} of what the records say, mostly of records with extreme "
+            "values. If the effect differs for those, its mean may be off by about that part of its size, "
+            "which is more than its interval shows; other means may be off, too. Bounds that end where "
+            "records become rare leave less to clip"
         )
 
 
@@ -528,13 +566,13 @@ def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | Non
         return
     rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(intercept["mean"], 700.0))))
     shares = parse_expected(table, f"data.schema.{outcome}").shares
-    sure = 1.96 * intercept["sd"]
+    sure = Z95 * intercept["sd"]
     if shares is not None and 0.0 < shares[1] < 1.0:
         said = math.log(shares[1] / shares[0])
         if joint is not None and joint.usual is not None:
             mean = float(joint.usual @ joint.mean)
             sd = math.sqrt(float(joint.usual @ joint.covariance @ joint.usual))
-            if abs(mean - said) - 1.96 * sd > _FAR_USUAL:
+            if abs(mean - said) - Z95 * sd > _FAR_USUAL:
                 rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(mean, 700.0))))
                 yield (
                     f"{outcome} would be true for {rate:.2g} of records with average columns, and "

@@ -5,11 +5,14 @@ from collections.abc import Iterator
 
 from fedvi.privacy.statement import DELTA_TOO_LARGE, FEW_RECORDS
 from fedvi.study.config import Study
+from fedvi.study.spec import regressions
 
 __all__ = ["few_records", "implausible"]
 
 # More rounds have no visible benefit.
 _MANY = 1000
+# exp(10) is an odds ratio of 22,000.
+_WIDE = 10.0
 # A clip norm this many times the typical norm never clips, and its noise dominates.
 _TIMES = 100.0
 
@@ -30,6 +33,16 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
         yield (
             f"schedule.rounds is {rounds:,}: each site answers so often, and the more noise is in each "
             "answer. 10 to 50 are enough"
+        )
+    scale, ratio = (
+        0.0 if study.prior is None else study.prior.scale,
+        regressions.ratio(study.model.kind),
+    )
+    if study.privacy.private and scale > _WIDE and ratio:
+        yield (
+            f"prior.scale is {scale:g}: it takes {ratio} ratios of any size for likely, and where noise "
+            "hides the records, intervals become as wide. 2.5 leaves nearly all to the records, and 0.5 to "
+            "1 suit a unit that is a step which matters"
         )
     clip = study.solver.arguments.get("clip_norm")
     limit = _TIMES * max(1.0, typical_norm or 1.0)

@@ -12,6 +12,7 @@ from fedvi.privacy.events import Relation
 __all__ = [
     "DEEPEST",
     "LARGEST",
+    "MOST_ROWS_PER_UNIT",
     "ROWS_PER_UNIT",
     "AggregationSection",
     "BaseSection",
@@ -32,6 +33,7 @@ LARGEST = 2**63 - 1
 DEEPEST = 32
 
 ROWS_PER_UNIT = 20
+MOST_ROWS_PER_UNIT = 10**4
 
 _PRIVATE_NOISE = "rounded_gaussian"
 
@@ -273,7 +275,7 @@ class DataSection(BaseSection):
     max_rows_per_unit: int | None = pydantic.Field(
         default=None,
         ge=1,
-        le=10**4,
+        le=MOST_ROWS_PER_UNIT,
         description=f"Rows of one patient that are used; {ROWS_PER_UNIT} if left out.",
     )
     # Named so because BaseModel has an attribute `schema`.

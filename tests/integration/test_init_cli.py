@@ -85,6 +85,7 @@ def test_what_is_written_passes_check_and_the_policy_admits_it(tmp_path: Path, k
     done = fedvi("init", tmp_path / "study", *flags(kind))
     assert done.exit_code == 0, done.output
     assert "still to be stated" not in done.output
+    assert "concave" not in done.output  # it is, of each of them
     assert names(tmp_path / "study") == STUDY_FILES
     said = checked(tmp_path / "study", "--policy", tmp_path / "study" / "policy.toml")
     assert "admits this study" in said
@@ -139,8 +140,23 @@ def test_a_patient_is_protected_with_all_rows(tmp_path: Path) -> None:
     more = ["--unit", "patient", "--unit-column", "nhs", "--relation", "add_remove"]
     assert fedvi("init", tmp_path / "study", *flags("logistic", *more)).exit_code == 0
     said = checked(tmp_path / "study", "--policy", tmp_path / "study" / "policy.toml")
-    assert "patient: at most 20 rows of one, clipped together" in said
+    assert "patient: at most 20 rows of each, clipped together" in said
     assert "(add_remove)" in said
+    rows = ["--max-rows-per-unit", "3"]
+    assert fedvi("init", tmp_path / "other", *flags("logistic", *more, *rows)).exit_code == 0
+    assert "patient: at most 3 rows of each, clipped together" in checked(tmp_path / "other")
+    said = refused(tmp_path / "third", *flags("logistic", *rows))
+    assert "--max-rows-per-unit is 3 without --unit patient" in said
+
+
+def test_a_column_that_is_declared_twice_is_refused(tmp_path: Path) -> None:
+    """The second took the place of the first, without a word."""
+    said = refused(tmp_path / "study", *flags("logistic", "--column", "age=number:0..120"))
+    assert "--column age is given twice, as 'number:18..100' and as 'number:0..120'" in said
+    (tmp_path / "north.csv").write_text("Age (years),died\n50,0\n")
+    given = ["--from", tmp_path / "north.csv", "--response", "died", *COMMON]
+    given += ["--column", "Age (years)=number:18..100", "--column", "Age_years=number:0..120"]
+    assert "--column Age_years is given twice" in refused(tmp_path / "study", *given)
 
 
 def test_the_drafted_study_runs_on_records(tmp_path: Path) -> None:
@@ -523,7 +539,7 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
     )
     answers = [
         *["", "", "north,south", ""],  # name, kind, sites, the look
-        *["", "readmitted", "", "", "", "", "", "", "900", "", ""],  # identifier to δ, gaps
+        *["", "readmitted", "", "", "", "", "", "", "", "900", "", ""],  # identifier to δ, gaps
         *["", "out", "binary:<30/>30,NO"],  # what is no answer is asked again
         *["", "number:18..100", "20 years", "out", "out"],  # codes, age, its unit, weight, payer
         *["", "", ""],  # prior, server, review
@@ -531,6 +547,7 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
     source = tmp_path / "north.csv"
     done = fedvi("init", tmp_path / "study", "--from", source, input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
+    assert "left out as covariates: examide (the same in all records)" in done.output
     assert "patient_nbr repeats" in done.output
     assert "it is to be a yes or no, and looks like <30, >30, NO. Which" in done.output
     assert "level:0,1,2,3,4,5,6,7" in done.output
@@ -561,6 +578,7 @@ def test_a_number_of_a_sample_says_whose_a_row_is_and_the_review_shows_what_is_w
             "patient",
             "",
             "Sample_code",
+            "1",
         ],  # no column is called patient_id, so that Enter is no answer
         *["", "", "900", "", "", ""],  # relation to δ, gaps, the outcome
         *["out", "1..10", "", "", ""],  # size, nuclei, its unit, -9, the rule
@@ -579,6 +597,7 @@ def test_a_number_of_a_sample_says_whose_a_row_is_and_the_review_shows_what_is_w
     )  # what the flag said, not its review
     raw = tomllib.loads((folder / "study.toml").read_text())
     assert raw["data"]["unit_column"] == "Sample code"
+    assert raw["data"]["max_rows_per_unit"] == 1
     assert raw["model"]["formula"] == "malignant ~ nuclei"
 
 
@@ -709,7 +728,12 @@ def test_an_answer_that_check_would_refuse_writes_nothing(tmp_path: Path) -> Non
         (["--server", 'a"}:7443'], "expected HOST:PORT"),
         (["--server", "a:0"], "expected HOST:PORT"),
     ):
-        assert said in refused(tmp_path / "study", *flags("logistic"), *more)
+        given = flags("logistic")
+        if more[0] == "--column":  # in the place of the one that is there
+            name = more[1].partition("=")[0]
+            at = next(i for i, item in enumerate(given) if item.startswith(f"{name}="))
+            del given[at - 1 : at + 1]
+        assert said in refused(tmp_path / "study", *given, *more)
         assert not (tmp_path / "study").exists()
 
 

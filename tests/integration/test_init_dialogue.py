@@ -113,7 +113,9 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
         # An identifier that repeats: a patient is offered, and whose a row is.
         asked.say("patient_id repeats", "")
         asked.say("Column that says whose a row is [patient_id]", "")
-        asked.say("Neighbouring relation", "")
+        asked.say("Rows of one patient that are used, at most [20]", "2")
+        said = asked.say("Neighbouring relation", "")
+        assert "some patients of the file have more rows" in said
         asked.say("Declare that no patient is at two sites", "yes")
         asked.say("bound on the patients of any site", "900")
         asked.say("δ, far below", "")
@@ -151,6 +153,7 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
     assert study["privacy"]["epsilon"] == 0.5
     assert study["privacy"]["disjoint"] is True
     assert study["data"]["unit_column"] == "patient_id"
+    assert study["data"]["max_rows_per_unit"] == 2
     assert study["data"]["max_records"] == 900
     assert study["schedule"]["deadline_seconds"] == 86_400
     assert study["data"]["schema"] == {
@@ -163,7 +166,7 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
             "unit": "years",
             "missing": {"impute": 50},
         },
-        "sex": {"type": "binary", "true": ["f"], "false": ["m"]},
+        "sex": {"type": "binary", "true": ["f"], "false": ["m"], "words": ["f", "m"]},
         "stage": {"type": "level", "levels": ["I", "II", "III", "IV"]},
         "lactate": {
             "type": "number",
@@ -214,7 +217,7 @@ def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
         asked.say("pressure: unit of its coefficient", "20")
         asked.say("pressure: -9 lies far beyond the other values", "no")
         # 99 is the score of one record alone: nothing is asked, and nothing said of it.
-        asked.say("score: what it may hold", "0..10")
+        asked.say("score: 10 different whole numbers", "0..10")
         asked.say("score: unit of its coefficient", "")
         asked.say("Enter writes the study", "")
         asked.until("next: fedvi check")
@@ -235,6 +238,35 @@ def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
     assert "score: 99" not in asked.printed
 
 
+def test_whole_numbers_of_few_kinds_are_asked_for_as_codes_or_as_numbers(tmp_path: Path) -> None:
+    rows = "".join(f"P{i},{i % 7},{i % 4},{10 * (i % 12)},{i % 2}\n" for i in range(84))
+    file = tmp_path / "north.csv"
+    file.write_text(f"patient_id,education,vessels,dose,died\n{rows}")
+    given = ["--kind", "logistic", "--clients", "a,b", "--response", "died", "--unit", "patient"]
+    given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
+    given += ["--epsilon", "1", "--relation", "substitute", "--max-records", "900"]
+    given += ["--disjoint", "--delta", "1e-5", "--prior-scale", "1", "--protection", "dp"]
+    with terminal(tmp_path / "study", "--from", file, *given) as asked:
+        asked.say("to suggest types and levels", "")
+        asked.say("patient_id looks like an identifier", "")
+        asked.say("Column that says whose a row is [patient_id]", "")
+        # Each patient has one row: how many are used, is no question.
+        asked.say("Are cells of covariates missing", "")
+        said = "education: 7 different whole numbers. Codes of a list (level), or amounts"
+        asked.say(said, "")
+        assert "there is no default" in asked.say("education: 7 different", "level")
+        asked.say("education: all levels that may occur", "")
+        asked.say("vessels: 4 different whole numbers", "count:0..3")
+        asked.say("dose: 12 different whole numbers", "number:0..200")
+        asked.say("dose: unit of its coefficient", "")
+        asked.say("Enter writes the study", "")
+        asked.until("next: fedvi check")
+    raw = tomllib.loads((tmp_path / "study" / "study.toml").read_text())
+    assert raw["data"]["schema"]["education"]["levels"] == list("0123456")
+    assert raw["data"]["schema"]["vessels"] == {"type": "count", "bounds": [0, 3]}
+    assert raw["data"]["max_rows_per_unit"] == 20
+
+
 def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
     tmp_path: Path, file: Path
 ) -> None:
@@ -248,7 +280,7 @@ def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
         asked.say("Are cells of covariates missing", "")
         asked.say("age: what it may hold", "0..1e-323")
         said = asked.say("age: what it may hold", "9..1")
-        assert "age: the width of the bounds 0..1e-323 is 9.88131e-324, expected" in said
+        assert "data.schema.age.bounds: [0, 1e-323], a width of 9.88131e-324, expected" in said
         said = asked.say("age: what it may hold", "number")
         assert "age: the lowest, 9, is not below the highest, 1 (write 1..9)" in said
         asked.say("age: lowest and highest that it can be, LOW..HIGH, or out", "5..5")

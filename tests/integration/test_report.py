@@ -131,9 +131,11 @@ def test_a_statement_says_all_that_a_claim_depends_on(private: Path) -> None:
         assert any("other runs on the same records" in line for line in row["excluded"])
         assert any("400 records" in line for line in row["declared"])
         assert any("ChaCha20" in line for line in row["assumed"])
-    assert text.count("Date and signature") == 2 * len(SITES)
+    # Nobody signs for a simulation.
+    assert "signature" not in text.partition('<h2 id="statements">')[2]
+    assert "This was a simulation, so none is to be signed" in text
     # Whose promise it is, which relation has no limit of the study, and what to compare with others.
-    assert text.count("A real run has statements of its own") == len(SITES) + 1
+    assert text.count("nothing to sign: a real run has statements of its own") == len(SITES) + 1
     assert text.count(">none set<") == len(SITES) + 1
     assert "From ε and δ alone they would be" in text
 
@@ -163,8 +165,8 @@ def test_a_statement_is_written_for_the_sites_that_are_named(private: Path, tmp_
     assert [row["site"] for row in found["statements"]] == ["budapest"]
     assert [row["name"] for row in found["sites"]] == list(SITES)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "For budapest" in text
-    assert "For cleveland" not in text
+    assert "Privacy statement: budapest" in text
+    assert "Privacy statement: cleveland" not in text
     done = fedvi("report", private, "--out", tmp_path, "--statement", "budapesd", code=2)
     assert "'budapesd', which is no client" in done.stderr
     assert "budapest" in done.stderr
@@ -811,6 +813,8 @@ def test_a_servers_folder_gives_the_report_of_the_simulation(served: tuple[Path,
     text = (served[0] / "report" / "report.html").read_text(encoding="utf-8")
     assert "MARKED: " in text
     assert "no guarantee" in text
+    assert text.count("Date and signature") == 2 * len(told(served[0])["sites"])
+    assert "on a page of its own, to be signed" in text
 
 
 def test_a_server_that_goes_on_gets_no_report(served: tuple[Path, Path], tmp_path: Path) -> None:

@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from fedvi import errors, models
+from fedvi.data.cells import TRUTHS
+from fedvi.data.schema import LONGEST_WORD, as_number, is_printable
 from fedvi.data.written import NAME, toml
 from fedvi.data.written import key as written_key
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
+from fedvi.report.contents import Z95
 from fedvi.study import factories
+from fedvi.study.sections import ROWS_PER_UNIT
 from fedvi.study.spec import regressions
-from fedvi.study.spec.coefficients import Z95
 from fedvi.updates.abilities import SOLVERS, Ability
 
 __all__ = [
@@ -62,6 +65,7 @@ class Answers:
       epsilon, delta, relation, unit: the promise.
       disjoint: whether it is declared that no unit is at two sites.
       unit_column: the column with the patient, if the unit is a patient.
+      max_rows_per_unit: the most rows of one patient that are used.
       max_records: the largest number of units of any client; None: must still be stated.
       solver: None for the recommended one.
       clip_norm: of the private solver.
@@ -85,6 +89,7 @@ class Answers:
     unit: str = "record"
     disjoint: bool = False
     unit_column: str | None = None
+    max_rows_per_unit: int = ROWS_PER_UNIT
     max_records: int | None = None
     solver: str | None = None
     clip_norm: float | str = 1.0
@@ -339,9 +344,10 @@ def _data(answers: Answers, missing: list[str]) -> list[str]:
             missing.append("data.unit_column")
         else:
             lines.append(_line("unit_column", answers.unit_column, "whose a row is; never leaves"))
-        lines.append(
-            "# max_rows_per_unit = 20           # rows of one patient that are used, at most"
-        )
+        why = "rows of one patient that are used, at most: the first in the file"
+        # A study may name no such bound before it names the column.
+        key = ("# " if answers.unit_column is None else "") + "max_rows_per_unit"
+        lines.append(_line(key, answers.max_rows_per_unit, why))
     rule = 'counts as zero ("drop")' if answers.private else 'is refused ("refuse")'
     return [
         *lines,
@@ -394,9 +400,28 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
             _line("false", table.get("false", [0])),
         ]
         if "words" not in table:
-            lines.append(_line("# words", ["yes", "no"], "what true and false mean, for reports"))
+            said = _words(table)
+            key = "words" if said else "# words"
+            lines.append(_line(key, said or ["yes", "no"], "what true and false mean, for reports"))
     more = ("unit", "words", "missing", "missing_values")
     return lines + [_line(key, table[key]) for key in more if key in table]
+
+
+def _words(table: Mapping[str, Any]) -> list[str]:
+    """Returns words for true and false, of cells that are words; none of cells such as 1, 0, yes or no.
+
+    >>> _words({"true": ["M", "m"], "false": ["f"]}), _words({"true": [2], "false": [1]})
+    (['M', 'f'], [])
+    """
+    found = []
+    for key in ("true", "false"):
+        cells = {str(cell).casefold(): str(cell) for cell in reversed(table.get(key, ()))}
+        found.append(" or ".join(cells[cell] for cell in reversed(cells)))
+        if not cells or any(as_number(cell) is not None for cell in cells.values()):
+            return []
+    usual = tuple(text.casefold() for text in reversed(found)) in TRUTHS
+    fit = all(len(text) <= LONGEST_WORD and all(map(is_printable, text)) for text in found)
+    return found if fit and not usual and found[0] != found[1] else []
 
 
 def _unit(table: Mapping[str, Any]) -> list[str]:

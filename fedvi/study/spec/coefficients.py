@@ -5,15 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi.data.formula import Design, Part, parse_formula
-from fedvi.data.schema import Level, Number, Schema, parse_schema, step_of
-from fedvi.report.contents import UNRECORDED
+from fedvi.data.schema import Level, Number, Schema, parse_schema
+from fedvi.data.unit_words import step_of
+from fedvi.report.contents import UNRECORDED, Z95
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
 from fedvi.typing import LOG_SCALE, Eta
 
 __all__ = [
     "MOST",
-    "Z95",
     "Reading",
     "coefficients",
     "comparisons",
@@ -24,9 +24,6 @@ __all__ = [
 
 MOST = 10_000
 """The most coordinates that are listed; a posterior's file has all of them in its arrays."""
-
-Z95 = 1.959963984540054
-"""The 97.5 % point of the standard normal: intervals are central 95 % of a Gaussian marginal."""
 
 _BASELINE = "baseline ("
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedvi.data.schema import Impute, as_code, as_number, parse_schema, unit_of
+from fedvi.data.schema import Impute, as_code, as_number, parse_schema
+from fedvi.data.unit_words import unit_of
 from fedvi.errors import ConfigError
 
 AGE = {"type": "number", "bounds": [18, 100]}
@@ -121,6 +122,8 @@ def test_a_binary_column_is_0_or_1_unless_declared() -> None:
         ({**AGE, "bounds": [5, 5]}, "age.bounds: [5, 5], expected [lowest, highest]", "18, 100"),
         ({**AGE, "bounds": [1, float("inf")]}, "age.bounds: [1, inf], expected", "18, 100"),
         ({**AGE, "bounds": [False, True]}, "age.bounds: [False, True], expected", "18, 100"),
+        ({**AGE, "bounds": [0, 5e-324]}, "bounds: [0, 5e-324], a width of 4.94066e-324", "unit"),
+        ({**AGE, "bounds": [-1e308, 1e308]}, "a width of inf, expected a finite one", "ordinary"),
         ({**AGE, "scale": 0}, "age.scale: 0, expected a number above 0", "41"),
         ({**AGE, "center": "50"}, 'age.center: "50", expected a finite number', "59"),
         ({**AGE, "column": ""}, 'age.column: "", expected the column\'s name', "leave it out"),

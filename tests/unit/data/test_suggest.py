@@ -32,6 +32,16 @@ def seen(path: Path) -> tuple[Guess, ...]:
         (["4.5", "3.5", "1.5"], "binary", None),
         (["No"], None, "level"),  # one level is none: they are asked for
         (["3", "1", "2"], "number", "number"),
+        (["m", "M", "f"], None, "binary:M,m/f"),  # no two levels
+        (["ja", "Ja", "nein"], "binary", "binary:Ja,ja/nein"),
+        (["M", "m", "unknown"], None, "level:M,m,unknown"),
+        (["low", "Low", "high", "medium"], None, "level:Low,low,medium,high"),
+        (["3", "1", "2"], None, "level:1,2,3"),
+        ([str(i) for i in range(7)], None, None),  # codes or numbers: only a person can tell
+        ([str(i) for i in range(7)], "level", "level:0,1,2,3,4,5,6"),
+        ([str(i) for i in range(7)], "count", "count"),
+        ([str(i % 21) for i in range(42)], None, "number"),
+        ([f"{i}.5" for i in range(7)], None, "number"),
         ([f"text {i}" for i in range(40)], None, None),
     ],
 )
@@ -88,6 +98,11 @@ def test_words_for_true_and_false_are_suggested_the_right_way_round(
         ["im", "iv", "po"],
         ["1", "2", "10", "unknown"],
         ["married", "single", "widowed", "unknown"],
+        ["[0-10)", "[10-20)", "[20-30)", "[90-100)", "[100-110)"],
+        ["<18", "18-44", "45-64", "65+", "not known"],
+        ["under 5", "5 to 9", "10 to 14", "15 and over"],
+        ["-10..0", "0..10", ">10"],
+        ["jan", "feb", "mar", "dec"],
     ],
 )
 def test_levels_come_in_the_order_of_what_they_say(levels: list[str], tmp_path: Path) -> None:

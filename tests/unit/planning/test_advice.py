@@ -3,18 +3,22 @@
 All seeds are fixed, of records and of noise: these tests give the same answer every time.
 """
 
+import dataclasses
 import functools
 import json
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from fedvi import errors
+from fedvi import errors, models
 from fedvi.cli.main import main
 from fedvi.data.source import ArraySource
+from fedvi.models.capabilities import is_concave
+from fedvi.models.outcomes.normal import Normal
+from fedvi.models.site_effects import site_effects
 from fedvi.planning.advice import outlook
 from fedvi.planning.signals import (
     TYPICAL_CURVATURE,
@@ -288,6 +292,21 @@ def test_newton_steps_are_not_advised_for_a_likelihood_of_ones_own(kind: str) ->
     assert "site_release is left out" in found.reason
     warned = any("concave" in warning for warning in found.warnings)
     assert warned == (kind == "site_release")
+
+
+def test_a_model_says_whether_newton_steps_suit_it() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class HeavyTails(Normal):
+        concave: ClassVar[bool] = False
+
+    names = ["(Intercept)", "age"]
+    base = models.linear(names)
+    heavy = dataclasses.replace(base, response=HeavyTails(1.0))
+    assert all(map(is_concave, (base, models.multinomial(names, ["a", "b", "c"]))))
+    assert is_concave(site_effects(base, scale=0.7))
+    assert not is_concave(heavy)
+    assert not is_concave(site_effects(heavy, scale=0.7))
+    assert not is_concave(object())
 
 
 def test_few_rounds_with_much_noise_do_not_arrive() -> None:

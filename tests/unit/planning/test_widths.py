@@ -193,6 +193,27 @@ def test_a_prior_that_leaves_no_room_within_wide_bounds_is_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stated", "words"),
+    [
+        ({"center": 500}, "score.center: 500 is outside of the bounds [0, 200]"),
+        (
+            {"center": 100, "scale": 1e-6},
+            "unit of the coefficient is 1e-06, and the bounds [0, 200] are 2e+08 such",
+        ),
+        (
+            {"center": 100, "scale": 1e6},
+            "unit of the coefficient is 1e+06, and the bounds [0, 200] are 0.0002 such",
+        ),
+    ],
+)
+def test_a_unit_that_no_record_can_differ_by_is_warned_of(stated: Any, words: str) -> None:
+    raw = raw_plan()
+    raw["data"]["schema"]["score"] = {"type": "number", "bounds": [0, 200], "scale": 20} | stated
+    (said,) = priors.quarrels(planned(raw))
+    assert words in said
+
+
+@pytest.mark.parametrize(
     ("solver", "words"),
     [
         ({"kind": "dp_optimisation", "clip_norm": 1.0}, "site_release"),

@@ -327,7 +327,7 @@ def test_a_patient_as_unit_and_every_declaration_reach_the_text():
     for expected in (
         "unit patient",
         "no site holds more than 500 patients",
-        "at most 20 rows of one patient",
+        "of each patient at most 20 rows are used",
         "no patient is at two sites",
         "ChaCha20",
         "delta = mechanism",

@@ -512,10 +512,29 @@ def test_the_first_page_says_what_was_found_and_what_was_promised() -> None:
     # What stands out comes first; an intercept is no effect.
     assert [row[:2] for row in found.effects.rows] == [("sex m", "against f"), ("age", "10 more")]
     assert [row[-1] for row in found.effects.rows] == ["higher odds", "open"]
+    assert not any("“?”" in line for line in found.reading)
+    doubtful = front.front(contents._replace(by_chance=("sex[m]",)))
+    assert doubtful.effects is not None
+    assert [row[-1] for row in doubtful.effects.rows] == ["higher odds?", "open"]
+    assert any("“?”: of so many effects" in line for line in doubtful.reading)
     # One site was asked for and there is no statement of all: its own stands there, 0.7 at both relations.
     assert found.privacy[0].count("at most 70.0 % of") == 2
     assert "ε = 2 at δ = 1e-05 under substitute, where the study allows 2" in found.privacy[1]
     assert "Another run on the same records would spend as much again." in found.privacy[1]
+    assert found.privacy[1].endswith("The last pages are statements to be signed.")
+    simulated = front.front(contents._replace(source="simulation"))
+    assert "to be signed" not in simulated.privacy[1]
+    assert len(found.privacy) == 2
+    own = contents.statements[0]
+    of_all = own._replace(
+        claims=tuple(one._replace(promised=None, epsilon=3.0) for one in own.claims)
+    )
+    twice = front.front(contents._replace(consortium=of_all)).privacy[2]
+    assert twice.startswith("These figures are for a person who is at every site")
+    assert (
+        "For a person at one site, ε is at most 2 under substitute, where the study allows 2"
+        in twice
+    )
     said = html(contents)
     assert said.index("1 of 2 effects") < said.index("The study and its run")
     assert "sex[m]" not in page.markdown(page.said(contents))

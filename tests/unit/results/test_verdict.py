@@ -257,7 +257,7 @@ def test_what_clipping_takes_of_a_large_effect_is_told_and_of_a_small_one_is_not
     kept = EXPECTED | {"kept": [1.0, 0.96, 1.0, 1.0]}
     large = judged(rows(0.02, 0.01, 0.02, 0.02, mean=1.0), expected=kept | {"least": [0.001] * 4})
     (alarm,) = large.alarms
-    assert alarm.startswith("age: clipping is expected to take about 8 % of what the records say")
+    assert alarm.startswith("age: clipping is expected to remove about 8 % of what the records say")
     assert "Bounds that end where records become rare" in alarm
     assert judged(rows(*[0.2] * 4, mean=1.0), expected=kept).alarms == ()
 
@@ -268,6 +268,9 @@ def test_records_that_tell_far_less_than_the_declared_ones_are_told_and_not_laid
     found = judged(rows(*[0.9] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
     assert any("about 6 times as wide as planned, noise and all" in one for one in found.alarms)
     assert found.multiples == {}
+    # Nothing stands out, and levers follow from declarations that do not hold.
+    assert not found.wants_help
+    assert judged(rows(*[0.5] * 4), expected=EXPECTED | {"noised": [0.15] * 4}).wants_help
     fine = judged(rows(*[0.2] * 4), expected=EXPECTED | {"noised": [0.15] * 4})
     assert fine.alarms == ()
     assert fine.multiples
@@ -376,6 +379,46 @@ def test_the_first_line_of_a_run_with_alarms_does_not_read_as_if_all_were_well()
     assert "doubts" not in said(judged(rows(*[0.2] * 4, mean=1.0)))
 
 
+def test_an_effect_that_chance_may_explain_is_no_finding() -> None:
+    """Of three effects, the largest must be 2.39 sds from 0, the next 2.24, the last 1.96."""
+
+    def of(*means: float) -> Any:
+        made = rows(*[0.2] * 4)
+        for row, mean in zip(made[1:], means, strict=True):
+            row |= {"mean": 0.2 * mean, "lower": 0.2 * (mean - 1.96), "upper": 0.2 * (mean + 1.96)}
+        return judged(made)
+
+    one = of(2.1, 0.5, -0.5)
+    assert (one.stand_out, one.by_chance) == (("age",), ("age",))
+    first = next(verdicts.lines(one))
+    assert first.startswith(
+        "1 of 3 effects stands out, since “no effect” is outside its 95 % interval: age"
+    )
+    assert "If no effect were real, up to 1 of 3 would stand out by chance: a hint, and no" in first
+    two = of(2.1, -5.0, 0.5)
+    assert two.by_chance == ("age",)
+    assert "up to 1 of 3 would stand out by chance; age may be such" in next(verdicts.lines(two))
+    for clear in (of(2.0, -5.0, 3.0), of(-2.5, 2.3, 2.0), of(0.0, 0.0, 2.5)):
+        assert clear.by_chance == ()
+        assert "by chance" not in next(verdicts.lines(clear))
+    both = of(2.2, 0.0, -2.1)
+    assert both.by_chance == ("age", "male")
+    assert next(verdicts.lines(both)).endswith("by chance: hints, and no findings")
+
+
+def test_with_no_effect_at_all_one_study_in_twenty_keeps_one() -> None:
+    random, study, kept = np.random.default_rng(3), parse_study(raw_plan()), 0
+    for _ in range(2000):
+        made = [
+            {"name": f"x{i}", "mean": at, "sd": 1.0, "lower": at - 1.96, "upper": at + 1.96}
+            for i, at in enumerate(random.normal(size=8))
+        ]
+        found = judge(study, made, None, ((0.1, 0.0, 0.2),) * 2, Contributions())
+        kept += len(found.by_chance) < len(found.stand_out)
+    # 5 % of 2,000 is 100, with an sd of 10: further off by chance less than once in 10,000.
+    assert 60 < kept < 140
+
+
 def test_a_curvature_that_noise_made_is_not_taken_for_the_records() -> None:
     """Without a record seen, noise alone had halved some of the sds that were handed out."""
     result = run(planned(raw_plan(0.05)), sources())
@@ -386,6 +429,29 @@ def test_a_curvature_that_noise_made_is_not_taken_for_the_records() -> None:
     told = {"handed_out": family.isotropic(0.01), "reported": family.isotropic(3.0)}
     found = verdicts.open_sds(family, standing._replace(**told), result.assembly.prior, expected)
     assert np.array_equal(found, np.array(expected["sds"]))
+
+
+def test_what_was_declared_is_used_where_the_releases_agree_with_it() -> None:
+    """Noise widens what releases say: beside it, privacy seemed to cost the demo a fifth less."""
+    result = run(planned(raw_plan(8.0)), sources())
+    expected = expectation(result.assembly)
+    assert expected is not None
+    assert expected["declared"]
+    standing, family, prior = result.standing, result.assembly.family, result.assembly.prior
+    assert standing is not None
+
+    def found(times: float, **more: Any) -> Any:
+        precision = np.diag((times * np.array(expected["sds"])) ** -2.0)
+        told = standing.handed_out._replace(h=np.zeros(len(precision)), J=precision)
+        given = expected | {"kept": [1.0] * len(precision)} | more
+        return verdicts.open_sds(family, standing._replace(handed_out=told), prior, given)
+
+    for times in (0.8, 1.3):
+        assert np.array_equal(found(times), np.array(expected["sds"]))
+    assert np.allclose(found(2.0), 2.0 * np.array(expected["sds"]))  # other records than declared
+    assert np.allclose(
+        found(1.3, declared=False), 1.3 * np.array(expected["sds"])
+    )  # nothing declared
 
 
 def test_no_gate_is_shut_for_a_usual_result() -> None:

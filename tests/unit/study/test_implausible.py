@@ -19,6 +19,7 @@ HARDLY_MEANT = pytest.mark.parametrize(
         ("privacy", {"delta": 0.01}, "privacy.delta is 0.01"),
         ("schedule", {"rounds": 100_000}, "schedule.rounds is 100,000"),
         ("solver", {"clip_norm": 1e9}, "solver.clip_norm is 1e+09"),
+        ("prior", {"scale": 1e6}, "prior.scale is 1e+06"),
     ],
 )
 
