@@ -36,7 +36,8 @@ class Line:
 class Chart:
     """A chart: relation, view and what is not private; what stands at its axes; its lines.
 
-    ``at`` is a level that is drawn across, such as that of a fit that is not private.
+    ``at`` is a level that is drawn across, such as that of a fit that is not private. With ``x_names``
+    x is no number: the k-th name stands at k, and points are not joined.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Chart:
     log_y: bool = False
     at: float | None = None
     at_name: str = ""
+    x_names: Sequence[str] = ()
 
 
 class _Axis:
@@ -135,6 +137,8 @@ def svg(chart: Chart, alt: str) -> str:
     )
     count = len(chart.lines) + (chart.at is not None)
     height = _HEIGHT + 4 + _LEGEND * math.ceil(count / columns)
+    if chart.x_names:
+        xs += [-0.5, len(chart.x_names) - 0.5]
     across = _Axis(xs, chart.log_x, (_LEFT, right), 6)
     up = _Axis(ys, chart.log_y, (_HEIGHT - _BOTTOM, _TOP), 5)
     floor = _HEIGHT - _BOTTOM
@@ -153,11 +157,13 @@ def svg(chart: Chart, alt: str) -> str:
         parts.append(
             f'<text x="{_LEFT - 7}" y="{y + 5:.1f}" text-anchor="end" fill="#333333">{_told(tick)}</text>'
         )
-    for tick in across.ticks:
+    named = {float(k): name for k, name in enumerate(chart.x_names)}
+    for tick in named or across.ticks:
         x = across.place(tick)
         parts.append(f'<path d="M{x:.1f} {floor}v5" stroke="#333333"/>')
         parts.append(
-            f'<text x="{x:.1f}" y="{floor + 20}" text-anchor="middle" fill="#333333">{_told(tick)}</text>'
+            f'<text x="{x:.1f}" y="{floor + 20}" text-anchor="middle" font-size="{14 if named else 16}" '
+            f'fill="#333333">{escape(named.get(tick, _told(tick)))}</text>'
         )
     parts.append(f'<path d="M{_LEFT} {floor}H{right}" stroke="#333333"/>')
     legend = []
@@ -185,13 +191,15 @@ def svg(chart: Chart, alt: str) -> str:
                 )
             marks.append(_marker(look, place, up.place(mean), colour))
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>')
+        if not named:
+            parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>')
         parts += marks
     for index, (name, colour, dash, look) in enumerate(legend):
         x = 14 + (index % columns) * (_WIDTH // 2 - 4)
         y = _HEIGHT + 8 + _LEGEND * (index // columns)
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        parts.append(f'<path d="M{x} {y}h28" stroke="{colour}" stroke-width="2"{dashed}/>')
+        if not named or look is None:
+            parts.append(f'<path d="M{x} {y}h28" stroke="{colour}" stroke-width="2"{dashed}/>')
         if look is not None:
             parts.append(_marker(look, x + 14, y, colour))
         parts.append(f'<text x="{x + 34}" y="{y + 5}" fill="#1a1a1a">{escape(name)}</text>')

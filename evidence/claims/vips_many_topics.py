@@ -182,7 +182,7 @@ def figure(rows):
         "add_remove a document; every round is seen; lower is better",
         "ε, by the composition named",
         "completion perplexity, held out", lines,
-        log_x=True, at=of(rows, "unigram")[0], at_name="word frequencies",
+        log_x=True, at=of(rows, "unigram")[0], at_name="word frequencies, not private",
     )  # fmt: skip
 
 
