@@ -130,7 +130,7 @@ def hierarchical() -> Case:
 
 
 def mixture() -> Case:
-    """2,000 points of five Gaussians in the plane, assignments summed out; batches of 6, as in the papers."""
+    """2,000 points of five Gaussians in the plane, assignments summed out; batches of 6, as in papers."""
     random = np.random.default_rng(0)
     centres = 2.0 * np.array([[0, 0], [1, 1], [-1, -1], [-1, 1], [1, -1]])
     x = centres[random.integers(0, 5, 2_000)] + 0.7 * random.normal(size=(2_000, 2))

@@ -61,7 +61,11 @@ def whole(dpsvi: Any, case: Any, is_private: bool) -> dict[str, float]:
     began = time.process_time()
     if is_private:
         plan = fedvi.privacy.sgd(
-            epsilon=1.0, delta=1e-6, steps=case.steps, max_records=len(case.data[0]), batch=case.batch
+            epsilon=1.0,
+            delta=1e-6,
+            steps=case.steps,
+            max_records=len(case.data[0]),
+            batch=case.batch,
         )
         dpsvi.scans(case, plan)()
     else:

@@ -92,8 +92,8 @@ CLAIM = Claim(
     price="View: every step is seen; δ = {delta}, {records} records. A batch of a fixed size has no "
     "price for adding or removing a record, since one more record changes who else is drawn. "
     "Under substitute it has, with a proof ([fixed size](proofs/fixed_size.md)).",
-    finds="At rate {rate}, noise of {noise} clip norms and {steps} steps ε = {d3p} is stated. What was drawn costs "
-    "{fixed}; Poisson batches cost {substitute} for substituting a record. In the settings of "
+    finds="At rate {rate}, noise of {noise} clip norms and {steps} steps ε = {d3p} is stated. What was "
+    "drawn costs {fixed}; Poisson batches cost {substitute} for substituting a record. In the settings of "
     "the table the stated number is too small by a factor of {least} to {most}.",
     verdict="not reproduced",
     why="Speed is not the question (both are drawn in microseconds); the price is. "

@@ -154,6 +154,7 @@ def figure(rows):
         log_x=True,
         at=0.0,
         at_name="not private",
+        apart=4.0,
     )
 
 
@@ -162,9 +163,9 @@ CLAIM = Claim(
     title="A hierarchical regression of a few hundred records keeps its AUC under privacy",
     source="Prediger et al. (2022), arXiv:2103.11648, Section 5.3 (a figure; its numbers were not to be "
     "had), and its script (PROBIC/d3p-paper-experiments)",
-    says="A hierarchical logistic regression of 100 to 1,000 records in three groups, by thousands of steps "
-    "on batches of ten records, is fitted privately at a stated ε of 2, 4 and 8. Figures show the area "
-    "under the ROC curve by ε.",
+    says="A hierarchical logistic regression of 100 to 1,000 records in three groups, by thousands of "
+    "steps on batches of ten records, is fitted privately at a stated ε of 2, 4 and 8. Figures show the "
+    "area under the ROC curve by ε.",
     price="Poisson batches, substitute, PLD, δ = {delta}, {records} records; view: every step is seen. d3p "
     "states this ε, too (`approximate_sigma`), but draws batches of a fixed size: so drawn, its noise of "
     "ε = {epsilon_2} costs {fixed_2}, that of {epsilon_3} {fixed_3}, and that of {epsilon_4} {fixed_4}. "

@@ -1,7 +1,7 @@
 """What a private step and a whole run take beside NumPyro's own SVI on batches of the same sampler."""
 
 from evidence import alone
-from evidence.base import Claim, of, said, script
+from evidence.base import Claim, of, said
 from evidence.figures import Chart, Line
 
 NAMES = {
@@ -62,9 +62,7 @@ def numbers(rows, setting):
 def table(rows):
     lines = []
     for name in dict.fromkeys(row["model"] for row in rows):
-        cells = [
-            said(of(rows, "times", model=name, step=label), 2) for label in (*NAMES, "run")
-        ]
+        cells = [said(of(rows, "times", model=name, step=label), 2) for label in (*NAMES, "run")]
         seconds = [
             said(of(rows, column, model=name, step="run"), 2)
             for column in ("seconds", "svi_seconds")
@@ -81,13 +79,9 @@ def figure(rows):
     lines = [
         Line(
             title,
-            [
-                # Beside each other, since some are alike.
-                (k + 0.14 * (index - 1.5), of(rows, "times", model=name, step=label))
-                for k, name in enumerate(models)
-            ],
+            [(k, of(rows, "times", model=name, step=label)) for k, name in enumerate(models)],
         )
-        for index, (label, title) in enumerate((*NAMES.items(), ("run", RUN)))
+        for label, title in (*NAMES.items(), ("run", RUN))
     ]
     return Chart(
         "time alone; NumPyro's SVI, at one, is not private",
@@ -97,6 +91,7 @@ def figure(rows):
         at=1.0,
         at_name="NumPyro's SVI, not private",
         x_names=[MODELS[name] for name in models],
+        apart=14.0,
     )
 
 

@@ -104,7 +104,7 @@ def figure(rows):
     lines.append(Line("the paper's reading, at its nominal ε", papers))
     return Chart(
         "every message is seen; ε = 1, of 200 clients 0.5", "clients, and how records are shared out",
-        "mean log-likelihood, held out", lines, x_names=[case.replace("unbalanced", "unbal.") for case in cases],
+        "mean log-likelihood, held out", lines, apart=8.0, x_names=cases,
     )  # fmt: skip
 
 

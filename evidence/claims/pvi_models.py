@@ -53,7 +53,7 @@ def figure(rows):
                 for epsilon in dict.fromkeys(row["epsilon"] for row in given)
             ]
             if points:
-                name = f"{slug.removesuffix('-6')}: {title}"
+                name = f"{slug.removesuffix('-6')}: noise {title}"
                 lines.append(Line(name, points, look=look, dash=dash))
     return Chart(
         "substitute; every message is seen; synchronous",

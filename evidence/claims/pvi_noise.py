@@ -114,7 +114,7 @@ def figure(rows):
                 for epsilon in dict.fromkeys(row["epsilon"] for row in given)
             ]
             if points:
-                lines.append(Line(f"{title}, {schedule}", points, look=look, dash=dash))
+                lines.append(Line(f"noise {title}, {schedule}", points, look=look, dash=dash))
     axis = "ε"
     return Chart(
         "substitute; every message is seen",

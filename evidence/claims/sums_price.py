@@ -77,7 +77,10 @@ def numbers(rows, setting):
 def table(rows):
     sites = sorted({row["sites"] for row in rows})
     return (
-        ["noise of the sum ÷ clip norm, by relation and view", *(f"{count} sites" for count in sites)],
+        [
+            "noise of the sum ÷ clip norm, by relation and view",
+            *(f"{count} sites" for count in sites),
+        ],
         [
             [
                 f"{relation}, {said}",
@@ -103,7 +106,12 @@ def figure(rows):
     ]
     axis = "noise of the sum ÷ clip norm"
     return Chart(
-        "substitute a record; one site colludes", "sites", axis, lines, log_x=True, log_y=True
+        "substitute a record; ε = 1; one site may collude",
+        "sites",
+        axis,
+        lines,
+        log_x=True,
+        log_y=True,
     )
 
 

@@ -178,6 +178,10 @@ def figure(rows):
         )
         for name, title in COMPOSITIONS.items()
     ]
+    none = of(rows, "perplexity", composition="none")
+    epsilons = [of(rows, "epsilon", noise=noise)[0] for noise in noises]
+    level = [(epsilon, [sum(none) / len(none)]) for epsilon in epsilons]
+    lines.append(Line("topics, not private", level, look=6, dash=2))
     return Chart(
         "add_remove a document; every round is seen; lower is better",
         "ε, by the composition named",

@@ -86,7 +86,14 @@ def figure(rows):
         Line("by PLD, had the scale been right", [(r["stated"], [r["right_scale"]]) for r in rows]),
         Line("as stated", [(r["stated"], [r["stated"]]) for r in rows]),
     ]
-    return Chart("add_remove; every round is seen", "ε stated", "ε", lines, log_x=True, log_y=True)
+    return Chart(
+        "add_remove; every round is seen",
+        "ε stated",
+        "ε of that noise",
+        lines,
+        log_x=True,
+        log_y=True,
+    )
 
 
 CLAIM = Claim(
