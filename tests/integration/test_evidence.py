@@ -222,13 +222,12 @@ def test_pictures_keep_every_pixel_in_sixteen_levels_of_grey() -> None:
 
 
 @pytest.mark.nightly
-def test_steps_and_whole_runs_are_timed_in_processes_of_their_own() -> None:
-    took = alone.seconds("steps", "mixture", 1)
-    assert list(took) == ["svi", "clipped", "float", "integer"]
-    assert all(0.0 < seconds < 0.1 for seconds in took.values())
-    # A run compiles, so that twenty steps take far more than twenty times a step.
-    for kind in ("svi", "private"):
-        assert alone.seconds(kind, "mixture", 20)["run"] > 100.0 * took["integer"]
+def test_a_whole_run_is_timed_in_a_process_of_its_own() -> None:
+    (what, seconds), *others = alone.seconds("svi", "mixture", 20).items()
+    # It compiles, which takes far longer than twenty steps of some microseconds.
+    assert what == "run"
+    assert 0.1 < seconds < 300.0
+    assert not others
 
 
 @pytest.mark.nightly
