@@ -1,7 +1,7 @@
-"""Times `DPSVI` beside NumPyro's own `SVI` on the same batches: a network, a regression, a hierarchy.
+"""Times `DPSVI` beside NumPyro's own `SVI` on the same batches: a network, two regressions, a mixture.
 
     python benchmarks/dpsvi.py                    all cases
-    python benchmarks/dpsvi.py --case vae         one of: vae, logistic, hierarchical
+    python benchmarks/dpsvi.py --case vae         one of: vae, logistic, hierarchical, mixture
     python benchmarks/dpsvi.py --steps 500        that many steps a scan, where a step takes longer
     python benchmarks/dpsvi.py --memory 4096      peak memory of a step of the VAE on so large a batch
     python benchmarks/dpsvi.py --epoch            an epoch of the VAE on a GPU, beside vmap(grad)
@@ -129,7 +129,26 @@ def hierarchical() -> Case:
     return Case(model, autoguide.AutoDiagonalNormal(model), data, 50, 20_000, noise=40.0)
 
 
-CASES = {"vae": vae, "logistic": logistic, "hierarchical": hierarchical}
+def mixture() -> Case:
+    """2,000 points of five Gaussians in the plane, assignments summed out; batches of 6, as in papers."""
+    random = np.random.default_rng(0)
+    centres = 2.0 * np.array([[0, 0], [1, 1], [-1, -1], [-1, 1], [1, -1]])
+    x = centres[random.integers(0, 5, 2_000)] + 0.7 * random.normal(size=(2_000, 2))
+
+    def model(x: Any) -> None:
+        weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(5)))
+        with numpyro.plate("components", 5):
+            centre = numpyro.sample("centre", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+            variance = numpyro.sample("variance", dist.InverseGamma(1.0, 1.0))
+        parts = dist.Normal(centre, jnp.sqrt(variance)[:, None]).to_event(1)
+        with numpyro.plate("records", 2_000, subsample_size=x.shape[0]):
+            numpyro.sample("x", dist.MixtureSameFamily(dist.Categorical(weights), parts), obs=x)
+
+    data = (jnp.asarray(x, jnp.float32),)
+    return Case(model, autoguide.AutoDiagonalNormal(model), data, 6, 5_000)
+
+
+CASES = {"vae": vae, "logistic": logistic, "hierarchical": hierarchical, "mixture": mixture}
 
 
 def plan(case: Case, **settings: Any) -> Any:

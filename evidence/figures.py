@@ -1,5 +1,6 @@
 """Draws a line chart as SVG: few words, colours and markers that the colour-blind tell apart."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -11,8 +12,12 @@ __all__ = ["Chart", "Line", "svg"]
 # Okabe and Ito's colours; the yellow one is left out, since it is too light for lines on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#333333")
 _DASHES = ("", "7 4", "2 3")
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 500, 350, 70, 16, 56, 56
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 500, 350, 70, 30, 56, 56
 _LEGEND = 22
+# What names at the x axis take below it, where they are many and stand aslant.
+_ASLANT = 52
+# Between two numbers at the x axis.
+_ROOM = 44
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,9 @@ class Line:
 class Chart:
     """A chart: relation, view and what is not private; what stands at its axes; its lines.
 
-    ``at`` is a level that is drawn across, such as that of a fit that is not private.
+    ``at`` is a level that is drawn across, such as that of a fit that is not private. With ``x_names``
+    x is no number: the k-th name stands at k, and points are not joined. ``apart`` moves each line by so
+    much from the one before, so that bars at the same x can be told apart.
     """
 
     title: str
@@ -47,6 +54,8 @@ class Chart:
     log_y: bool = False
     at: float | None = None
     at_name: str = ""
+    x_names: Sequence[str] = ()
+    apart: float = 0.0
 
 
 class _Axis:
@@ -93,7 +102,10 @@ class _Axis:
 
 def _told(value: float) -> str:
     if value and (abs(value) >= 1e5 or abs(value) < 1e-3):
-        return f"1e{round(math.log10(value))}" if value > 0 else f"{value:.0e}"
+        power = round(math.log10(value)) if value > 0 else None
+        if power is not None and math.isclose(value, 10.0**power):
+            return f"1e{power}"
+        return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.0e}"
     return (
         f"{value:,.10g}".replace("-", "−") if abs(value) >= 1 else f"{value:.4g}".replace("-", "−")
     )
@@ -134,8 +146,17 @@ def svg(chart: Chart, alt: str) -> str:
         2 if max(len(name) for name in (chart.at_name, *(n.name for n in chart.lines))) < 25 else 1
     )
     count = len(chart.lines) + (chart.at is not None)
-    height = _HEIGHT + 4 + _LEGEND * math.ceil(count / columns)
-    across = _Axis(xs, chart.log_x, (_LEFT, right), 6)
+    named = {float(k): name for k, name in enumerate(chart.x_names)}
+    room = (right - _LEFT) / max(1, len(named))
+    is_aslant = any(8.0 * len(name) > room for name in chart.x_names)
+    below = _HEIGHT + (_ASLANT if is_aslant else 0)
+    height = below + 4 + _LEGEND * math.ceil(count / columns)
+    across = _Axis([*xs, -0.5, len(named) - 0.5] if named else xs, chart.log_x, (_LEFT, right), 6)
+    # What was measured is what stands at the axis, where there is room.
+    places = sorted({(across.place(x), x) for x in xs})
+    gaps = [b - a for (a, _), (b, _) in itertools.pairwise(places)]
+    if not named and len(places) < 8 and min(gaps, default=0.0) >= _ROOM:
+        across.ticks = [x if x == round(x) else float(f"{x:.3g}") for _, x in places]
     up = _Axis(ys, chart.log_y, (_HEIGHT - _BOTTOM, _TOP), 5)
     floor = _HEIGHT - _BOTTOM
     parts = [
@@ -144,7 +165,7 @@ def svg(chart: Chart, alt: str) -> str:
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="8" y="18" fill="#1a1a1a">{escape(chart.y)}</text>',
         f'<text x="8" y="38" font-size="14" fill="#555555">{escape(chart.title)}</text>',
-        f'<text x="{(_LEFT + right) / 2:.0f}" y="{floor + 41}" text-anchor="middle" '
+        f'<text x="{(_LEFT + right) / 2:.0f}" y="{floor + 41 + below - _HEIGHT}" text-anchor="middle" '
         f'fill="#333333">{escape(chart.x)}</text>',
     ]
     for tick in up.ticks:
@@ -153,11 +174,13 @@ def svg(chart: Chart, alt: str) -> str:
         parts.append(
             f'<text x="{_LEFT - 7}" y="{y + 5:.1f}" text-anchor="end" fill="#333333">{_told(tick)}</text>'
         )
-    for tick in across.ticks:
-        x = across.place(tick)
+    for tick in named or across.ticks:
+        x, y, size = across.place(tick), floor + 20, 14 if named else 16
+        turned = f' transform="rotate(-40 {x:.1f} {y})"' if is_aslant else ""
         parts.append(f'<path d="M{x:.1f} {floor}v5" stroke="#333333"/>')
         parts.append(
-            f'<text x="{x:.1f}" y="{floor + 20}" text-anchor="middle" fill="#333333">{_told(tick)}</text>'
+            f'<text x="{x:.1f}" y="{y}" text-anchor="{"end" if is_aslant else "middle"}" '
+            f'font-size="{size}" fill="#333333"{turned}>{escape(named.get(tick, _told(tick)))}</text>'
         )
     parts.append(f'<path d="M{_LEFT} {floor}H{right}" stroke="#333333"/>')
     legend = []
@@ -175,7 +198,8 @@ def svg(chart: Chart, alt: str) -> str:
         for x, values in points:
             if not values:
                 continue
-            mean, place = statistics.fmean(values), across.place(x)
+            mean = statistics.fmean(values)
+            place = across.place(x) + chart.apart * (index - (len(drawn) - 1) / 2.0)
             path += f"{'L' if path else 'M'}{place:.1f} {up.place(mean):.1f}"
             sd = statistics.stdev(values) if len(values) > 1 else 0.0
             if sd and (not chart.log_y or mean > 2 * sd):
@@ -185,13 +209,17 @@ def svg(chart: Chart, alt: str) -> str:
                 )
             marks.append(_marker(look, place, up.place(mean), colour))
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>')
+        if not named:
+            parts.append(
+                f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="2"{dashed}/>'
+            )
         parts += marks
     for index, (name, colour, dash, look) in enumerate(legend):
         x = 14 + (index % columns) * (_WIDTH // 2 - 4)
-        y = _HEIGHT + 8 + _LEGEND * (index // columns)
+        y = below + 8 + _LEGEND * (index // columns)
         dashed = f' stroke-dasharray="{dash}"' if dash else ""
-        parts.append(f'<path d="M{x} {y}h28" stroke="{colour}" stroke-width="2"{dashed}/>')
+        if not named or look is None:
+            parts.append(f'<path d="M{x} {y}h28" stroke="{colour}" stroke-width="2"{dashed}/>')
         if look is not None:
             parts.append(_marker(look, x + 14, y, colour))
         parts.append(f'<text x="{x + 34}" y="{y + 5}" fill="#1a1a1a">{escape(name)}</text>')

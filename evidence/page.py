@@ -30,7 +30,9 @@ evidence CHECK=1` fails where this page and the files disagree.
 
 A price, ε at a δ, is by PLD unless said. It holds for one relation (`add_remove` a record, or
 `substitute` one) and one view: whoever sees every message or step, or only the sum over sites. See
-[views and relations](concepts/views-and-relations.md).
+[views and relations](concepts/views-and-relations.md). Noise is told by its standard deviation ÷ the
+clip norm, which others call the noise multiplier; where nothing is clipped, what bounds a record takes
+the clip norm's place.
 """
 
 

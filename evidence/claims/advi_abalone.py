@@ -102,7 +102,12 @@ def numbers(rows, setting):
     found["plain_likelihood"] = said(of(rows, "likelihood", **plain))
     fair = sum(of(rows, "accuracy", **plain)) / len(of(rows, "accuracy", **plain))
     ahead = total = 0
-    for index, epsilon in enumerate(filter(None, setting["epsilons"])):
+    for index, epsilon in enumerate(filter(None, SETTING["epsilons"])):
+        if epsilon not in setting["epsilons"]:
+            told = ("best", "worst", "theirs", "likelihood_worst", "likelihood_best")
+            found |= {f"{name}_{index}": "(not run)" for name in told}
+            found[f"epsilon_{index}"] = number(epsilon)
+            continue
         # Points of accuracy that privacy takes: splits differ from the paper's, and so does the rest.
         losses = sorted(
             100.0 * (fair - sum(cell) / len(cell))
@@ -175,7 +180,8 @@ CLAIM = Claim(
     source="Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749; readings from the numbers published "
     "with its code (DPBayes/DPVI-code)",
     says="Bayesian logistic regression, ten rings or more against fewer, reaches an accuracy close "
-    "to the non-private one at small ε; clip norm and batch size decide how close.",
+    "to the non-private one under strong privacy. Figures show accuracy by ε for clip norms and, on Adult, "
+    "batch sizes.",
     price="The noise of each reading is priced anew: Poisson batches, substitute, PLD, δ = {delta}; "
     "view: every step is seen. (The authors drew batches of a fixed size, with replacement, "
     "which fedvi cannot price.) Ours spends the same ε in {steps} steps.",
@@ -194,7 +200,7 @@ CLAIM = Claim(
     alt="Line chart: held-out log-likelihood by ε for clip norms and batch sizes; all lines are "
     "near the non-private one from ε = {epsilon_1} on, and apart at {epsilon_0}.",
     setting=SETTING,
-    quick={"clip_norms": [0.5], "batches": [668]},
+    quick={"epsilons": [None, 1.18], "clip_norms": [0.5], "batches": [668]},
     run=run,
     numbers=numbers,
     table=table,

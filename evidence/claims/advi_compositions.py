@@ -87,7 +87,8 @@ CLAIM = Claim(
     source="Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749, and its poster; Abadi et al. (2016), "
     "arXiv:1607.00133",
     says="The poster composes its steps by strong composition, with each step's ε from σ = √(2 "
-    "ln(1.25/δ))/ε; the paper takes the moments accountant, which asks for far less noise.",
+    "ln(1.25/δ))/ε; the paper has the moments accountant beside it, which states far less ε for the same "
+    "noise.",
     price="The noise of one of the paper's Abalone runs: {noise_multiplier} clip norms, {rate} of "
     "{records} records a step, δ = {delta}; view: every step is seen. Rows are for substituting "
     "a record and Poisson batches unless they say otherwise. Batches of a fixed size cost "

@@ -122,17 +122,18 @@ def table(rows):
 def figure(rows):
     faults = list(dict.fromkeys(row["fault"] for row in rows))
     lines = [
-        Line(f"{index + 1}: {FAULTS[fault]}", [(index + 1, of(rows, "gap", fault=fault))])
+        Line(f"{index + 1}: {FAULTS[fault]}", [(index, of(rows, "gap", fault=fault))])
         for index, fault in enumerate(faults)
     ]
     axis = "gap of the profile: above 0, the claim is refuted"
     return Chart(
         "add_remove; every step is seen",
-        "what runs",
+        "what runs, by number",
         axis,
         lines,
         at=0.0,
         at_name="consistent at or below",
+        x_names=[f"{index + 1}" for index in range(len(faults))],
     )
 
 
@@ -142,7 +143,7 @@ CLAIM = Claim(
     source="fedvi, `docs/audit.md`; after Steinke et al. (2023) and Cebere et al. (2024)",
     says="The founding papers' code has no audit. An audit that asks for a lower bound on ε alone "
     "lets small faults pass.",
-    price="{steps} Poisson batches at rate {rate}, noise multiplier {noise}, add_remove, δ = {delta}: "
+    price="{steps} Poisson batches at rate {rate}, noise ÷ clip norm {noise}, add_remove, δ = {delta}: "
     "ε = {claimed} by PLD; view: every step is seen. The worst pair of shards, {trials} trials "
     "a side, {confidence} % confidence.",
     finds="As it is, the product passes {clean} of {runs} audits, and ε of at least {product} is "

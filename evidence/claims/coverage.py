@@ -105,10 +105,10 @@ def figure(rows):
             ]
             lines.append(Line(f"{size} coefficients, ε = {epsilon:g}", points))
     return Chart(
-        "substitute; every message is seen; bars: over kinds of columns",
+        "substitute; every message is seen; bars: sd over kinds of columns",
         "records of each of four sites",
         "% of truths covered, worst coefficient", lines,
-        log_x=True, at=float(SETTING["level"]), at_name="nominal",
+        log_x=True, at=float(SETTING["level"]), at_name="promised", apart=5.0,
     )  # fmt: skip
 
 

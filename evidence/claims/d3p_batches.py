@@ -84,15 +84,16 @@ def figure(rows):
 CLAIM = Claim(
     paper="d3p",
     title="Fixed-size batches cost what Poisson batches cost",
-    source="d3p 0.2.0: `DPSVI.get_epsilon` and its examples; Prediger et al. (2022), arXiv:2103.11648",
+    source="d3p 0.2.0: `DPSVI.get_epsilon`, `approximate_sigma` and its examples; Prediger et al. (2022), "
+    "arXiv:2103.11648",
     says="Batches of a fixed size, drawn without replacement by a Feistel network, are fast; the ε "
-    "that is stated is that of Poisson batches of the same rate, for adding or removing a "
-    "record.",
+    "that `DPSVI.get_epsilon` states is that of Poisson batches of the same rate, for adding or "
+    "removing a record. (`approximate_sigma` takes them as Poisson batches, too, for substituting one.)",
     price="View: every step is seen; δ = {delta}, {records} records. A batch of a fixed size has no "
     "price for adding or removing a record, since one more record changes who else is drawn. "
     "Under substitute it has, with a proof ([fixed size](proofs/fixed_size.md)).",
-    finds="At rate {rate}, noise {noise} and {steps} steps ε = {d3p} is stated. What was drawn costs "
-    "{fixed}; Poisson batches cost {substitute} for substituting a record. In the settings of "
+    finds="At rate {rate}, noise of {noise} clip norms and {steps} steps ε = {d3p} is stated. What was "
+    "drawn costs {fixed}; Poisson batches cost {substitute} for substituting a record. In the settings of "
     "the table the stated number is too small by a factor of {least} to {most}.",
     verdict="not reproduced",
     why="Speed is not the question (both are drawn in microseconds); the price is. "

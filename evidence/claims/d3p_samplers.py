@@ -106,7 +106,7 @@ CLAIM = Claim(
     title="Drawing a batch does not take longer in a larger table",
     source="Prediger et al. (2022), arXiv:2103.11648, and d3p 0.2.0",
     says="Batches are drawn by a Feistel network: a keyed permutation of all records, of which only the "
-    "batch is computed, on the device and between steps.",
+    "batch is computed, on the device, within the compiled step.",
     price="Time alone is measured: a processor's, with each process held to one core, since other work "
     "shared them; each draw has a key of its own. What the two kinds of batches cost in ε differs: see "
     "the next claim.",

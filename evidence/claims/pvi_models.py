@@ -53,7 +53,7 @@ def figure(rows):
                 for epsilon in dict.fromkeys(row["epsilon"] for row in given)
             ]
             if points:
-                name = f"{slug.removesuffix('-6')}: {title}"
+                name = f"{slug.removesuffix('-6')}: noise {title}"
                 lines.append(Line(name, points, look=look, dash=dash))
     return Chart(
         "substitute; every message is seen; synchronous",
@@ -67,8 +67,9 @@ CLAIM = Claim(
     title="Noise on the message or on each data point, for larger models",
     source="Sharma et al. (2019), arXiv:1911.10563; the DP-PVI poster; Heikkilä et al. (2023), "
     "arXiv:2209.11595",
-    says="Both kinds of noise serve regressions of several coefficients, classification, and Bayesian "
-    "networks.",
+    says="Noise in the local optimisation works well with simple and complex models, where each client has "
+    "enough records; noise on the updates works best with relatively simple models. Shown on logistic "
+    "regressions and Bayesian networks.",
     price="As for one coefficient: substitute one record of a client, ε as in the table and δ = {delta}, "
     "every message is seen, and the number of records is public.",
     finds="At ε = {first}, the KL to the pooled posterior in six linear coefficients is "

@@ -114,7 +114,7 @@ def figure(rows):
                 for epsilon in dict.fromkeys(row["epsilon"] for row in given)
             ]
             if points:
-                lines.append(Line(f"{title}, {schedule}", points, look=look, dash=dash))
+                lines.append(Line(f"noise {title}, {schedule}", points, look=look, dash=dash))
     axis = "ε"
     return Chart(
         "substitute; every message is seen",
@@ -131,13 +131,14 @@ CLAIM = Claim(
     title="Noise on the message or on each data point, under three schedules",
     source="Sharma et al. (2019), arXiv:1911.10563; the DP-PVI poster; Heikkilä et al. (2023), "
     "arXiv:2209.11595",
-    says="Noise may be added to a client's whole change, or to the gradients of its records. Both "
-    "are run on one-dimensional regression, in turn, all at once, and with answers as they "
-    "come.",
+    says="Noise may be added to a client's whole change (the poster), or to the gradients of its records. "
+    "Clients are visited in turn, all at once, or drawn one after another, which the papers' code calls "
+    "asynchronous; here answers come as they are ready.",
     price="Substitute one record of a client; ε as in the table and δ = {delta}; view: every message "
     "is seen; the number of records is public. One record may move a whole message, so under "
     "add_remove the message costs the same ({perturbed_update_add_remove} at ε = {first}) and "
-    "points cost about half ({site_release_add_remove}).",
+    "points cost about half ({site_release_add_remove}). Noise on each data point comes in two ways: "
+    "`site_release` (sites), and descent by `dp_optimisation`.",
     finds="One coefficient, five clients, ε = {first}: the held-out error is {perturbed_update_rmse} "
     "with noise on the message, {site_release_rmse} with noise on each data point, and "
     "{none_rmse} without. The divergence from the pooled posterior is {perturbed_update_kl}, "

@@ -87,8 +87,8 @@ CLAIM = Claim(
     says="The preprint: zCDP needs less noise than advanced composition, and that less than linear. "
     "The journal version takes the moments accountant with sampled batches, and finds it far "
     "ahead of strong composition.",
-    price="One epoch of the journal version's topics: {batch} of {documents} documents a round, noise "
-    "of {noise_multiplier} sensitivities, δ = {delta}; view: every round is seen. Read as "
+    price="One epoch of the journal version's topics: {batch} of {documents} documents a round, noise ÷ "
+    "clip norm {noise_multiplier}, δ = {delta}; view: every round is seen. Read as "
     "Poisson batches it costs {pld} under add_remove and {substitute} under substitute. Their "
     "code draws batches of a fixed size, which cost {fixed} under substitute.",
     finds="After an epoch of {epoch} rounds: linear {linear}, advanced {advanced}, zCDP {zcdp}, "

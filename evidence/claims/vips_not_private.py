@@ -67,7 +67,7 @@ def numbers(rows, setting):
 
 def table(rows):
     heads = [
-        "ε stated", "σ by the preprint's recipe", "noise on a batch's sum, in sensitivities",
+        "ε stated", "σ by the preprint's recipe", "noise on a batch's sum ÷ a document's bound",
         "ε, at least", "ε by PLD, had the scale been right",
     ]  # fmt: skip
     lines = [
@@ -86,16 +86,24 @@ def figure(rows):
         Line("by PLD, had the scale been right", [(r["stated"], [r["right_scale"]]) for r in rows]),
         Line("as stated", [(r["stated"], [r["stated"]]) for r in rows]),
     ]
-    return Chart("add_remove; every round is seen", "ε stated", "ε", lines, log_x=True, log_y=True)
+    return Chart(
+        "add_remove; every round is seen",
+        "ε stated",
+        "ε of that noise",
+        lines,
+        log_x=True,
+        log_y=True,
+    )
 
 
 CLAIM = Claim(
     paper="VIPS",
-    title="With batches of ten records, private answers are close to those without privacy",
+    title="The smaller the batches, down to ten records, the better a private answer",
     source="Park, Foulds, Chaudhuri and Welling (2016), arXiv:1611.00340v1, with the code of that "
     "time; the authors corrected its scale in August 2018",
-    says="Topics of 400,000 documents, from 16,000 batches of 10, at ε from 0.5 to 4 and δ = 1e-4; "
-    "in logistic regression and belief networks, too, smaller batches are better.",
+    says="Topics of 400,000 documents, from 16,000 batches of 10, at ε from 0.5 to 4 and δ = 1e-4. In "
+    "logistic regression batches of ten do as well at ε = 0.2 as all records at 2; in belief networks "
+    "batches of 50 are ahead of 200.",
     price="The mean over a batch of {batch} was given noise for a mean over all {documents}: {factor} "
     "times too little. Relation add_remove, Poisson batches, δ = {delta}, {rounds} rounds; "
     "view: every round is seen.",

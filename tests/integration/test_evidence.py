@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from evidence import __main__ as command
-from evidence import base, claims, page, pictures, turns
+from evidence import alone, base, claims, page, pictures, turns
 from evidence.figures import Chart, Line, svg
 
 # Those that take seconds; the others need tables that a clone is without, or minutes.
@@ -198,6 +198,16 @@ def test_a_figure_is_the_same_again_and_has_its_words(is_log: bool) -> None:
     assert "nan" not in drawn
 
 
+def test_names_at_the_axis_of_a_figure_are_written_and_their_points_not_joined() -> None:
+    lines = [Line("a", [(0.0, [1.0]), (1.0, [2.0])]), Line("b", [(0.1, [3.0]), (1.1, [2.5])])]
+    plain = svg(Chart("", "x", "y", lines), "seen")
+    named = svg(Chart("", "x", "y", lines, x_names=["first", "second"]), "seen")
+    for name in ("first", "second"):
+        assert named.count(f">{name}</text>") == 1
+    joins = [len(re.findall(r'fill="none" stroke="#', drawn)) for drawn in (plain, named)]
+    assert joins == [2, 0]
+
+
 def test_pictures_keep_every_pixel_in_sixteen_levels_of_grey() -> None:
     levels = [(index % 16) / 15.0 for index in range(784)]
     drawn = pictures.svg(pictures.Pictures("", [("a < b", [pictures.packed(levels)])]), "seen")
@@ -209,6 +219,15 @@ def test_pictures_keep_every_pixel_in_sixteen_levels_of_grey() -> None:
     raw = zlib.decompress(png[start + 4 : start + 4 + length])
     rows = [raw[15 * row + 1 : 15 * (row + 1)].hex() for row in range(28)]
     assert "".join(rows) == "".join(f"{index % 16:x}" for index in range(784))
+
+
+@pytest.mark.nightly
+def test_a_whole_run_is_timed_in_a_process_of_its_own() -> None:
+    (what, seconds), *others = alone.seconds("svi", "mixture", 20).items()
+    # It compiles, which takes far longer than twenty steps of some microseconds.
+    assert what == "run"
+    assert 0.1 < seconds < 300.0
+    assert not others
 
 
 @pytest.mark.nightly
