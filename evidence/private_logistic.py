@@ -31,6 +31,7 @@ from benchmarks import rivals
 from fedvi import models, privacy
 from fedvi.models.regression_statistics import PolyaGamma
 
+from evidence.claims.vips_logistic import PENALTIES
 from evidence.private_tables import TABLES, Table
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -146,7 +147,13 @@ def rival(table: Table, given: Any) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "table.npz")
         np.savez(path, x=table.x, y=table.y, row_norm=table.row_norm, train=train, test=test)
-        command = [home / "bin" / "python", rivals.RUNNERS / "run_diffprivlib.py", path, "3"]
+        command = [
+            home / "bin" / "python",
+            rivals.RUNNERS / "run_diffprivlib.py",
+            path,
+            "3",
+            PENALTIES,
+        ]
         print("diffprivlib (δ = 0): ε, AUC, sd, its best C on the scored rows", flush=True)
         subprocess.run([*map(str, command), *map(str, given.epsilon)], check=True)
 

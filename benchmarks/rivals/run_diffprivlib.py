@@ -1,7 +1,7 @@
-"""AUC of diffprivlib's logistic regression: run_diffprivlib.py TABLE.npz SEEDS EPSILON…
+"""AUC of diffprivlib's logistic regression: run_diffprivlib.py TABLE.npz SEEDS PENALTIES EPSILON…
 
-Objective perturbation, δ = 0. Of each ε the strength of the penalty that is best *on the test set* is
-printed, which flatters it; the bound on a row's norm is the table's public one.
+Objective perturbation, δ = 0. Of each ε the penalty C that is best *on the test set*, of those given with
+commas between them, is printed, which flatters it; the bound on a row's norm is the table's public one.
 """
 
 import sys
@@ -11,16 +11,14 @@ import numpy as np
 from diffprivlib.models import LogisticRegression
 from sklearn.metrics import roc_auc_score
 
-STRENGTHS = (1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
-
-def main(path: str, seeds: str, *epsilons: str) -> None:
+def main(path: str, seeds: str, penalties: str, *epsilons: str) -> None:
     """Prints a line for each ε: mean and sd over splits and seeds, and C."""
     warnings.filterwarnings("ignore")  # of rows that it shortens to the bound, as is meant here
     table = np.load(path)
     for epsilon in map(float, epsilons):
         found = {}
-        for strength in STRENGTHS:
+        for strength in map(float, penalties.split(",")):
             scores = []
             for train, test in zip(table["train"], table["test"], strict=True):
                 for seed in range(int(seeds)):
