@@ -25,6 +25,7 @@ __all__ = [
     "Figure",
     "as_svg",
     "drawn_twice",
+    "forget_figures",
     "is_narrow",
     "log_scale",
     "name_rows",
@@ -80,6 +81,8 @@ class Figure(NamedTuple):
 
 
 P = ParamSpec("P")
+_kept: dict[tuple[Callable[..., Figure], str], Figure] = {}
+_MOST_KEPT = 64
 _is_narrow: contextvars.ContextVar[bool] = contextvars.ContextVar("is_narrow", default=False)
 
 
@@ -93,14 +96,26 @@ def drawn_twice(draw: Callable[P, Figure]) -> Callable[P, Figure]:
 
     @functools.wraps(draw)
     def twice(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        wide = draw(*args, **kwargs)
-        token = _is_narrow.set(True)
-        try:
-            return wide._replace(narrow=draw(*args, **kwargs).svg)
-        finally:
-            _is_narrow.reset(token)
+        # A page, its text and its first sheet share figures. Values have no hash if lists are among them.
+        values = draw, repr((args, kwargs))
+        if values not in _kept:
+            wide = draw(*args, **kwargs)
+            token = _is_narrow.set(True)
+            try:
+                drawn = wide._replace(narrow=draw(*args, **kwargs).svg)
+            finally:
+                _is_narrow.reset(token)
+            while len(_kept) >= _MOST_KEPT:
+                del _kept[next(iter(_kept))]
+            _kept[values] = drawn
+        return _kept[values]
 
     return twice
+
+
+def forget_figures() -> None:
+    """Makes figures that were drawn be drawn again."""
+    _kept.clear()
 
 
 def name_rows(axes: Any, names: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from fedvi import errors
 from fedvi.report import (
+    canvas,
     comparison,
     comparison_section,
     exports,
@@ -326,7 +327,16 @@ def test_every_figure_is_whole_and_has_words() -> None:
 
 
 def test_figures_are_the_same_bytes_again() -> None:
-    assert drawn() == drawn()
+    first = drawn()
+    canvas.forget_figures()
+    assert drawn() == first
+
+
+def test_figures_that_a_page_shows_twice_are_drawn_once() -> None:
+    assert figures.forest(made().coefficients, "odds") is figures.forest(
+        made().coefficients, "odds"
+    )
+    assert figures.forest(made().coefficients, "") != figures.forest(made().coefficients, "odds")
 
 
 def test_a_figure_survives_numbers_at_the_edge() -> None:
@@ -351,6 +361,7 @@ def test_what_cannot_be_told_apart_is_not_drawn() -> None:
 
 
 def test_without_matplotlib_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    canvas.forget_figures()
     import sys
 
     monkeypatch.setitem(sys.modules, "matplotlib", None)
