@@ -258,6 +258,7 @@ def test_it_listens_on_this_machine_alone(tmp_path: Path, where: str) -> None:
         assert "ssh -L" in caught.value.hint
 
 
+@pytest.mark.nightly
 def test_a_port_that_is_taken_is_an_error_before_the_run(tmp_path: Path) -> None:
     with shown(tmp_path / "a", "south", "north") as (server, _):
         taken = server.addresses.page

@@ -98,6 +98,7 @@ def test_every_format_holds_the_posterior_of_the_run(private: Path) -> None:
             assert f"{value:.3f}" in text
 
 
+@pytest.mark.nightly
 def test_epsilon_over_releases_is_that_of_the_ledgers_events(private: Path) -> None:
     book = ledger.from_lines((private / "ledger" / "budapest.jsonl").read_text().splitlines())
     (noise,) = {e.event.inner for e in book.entries if e.event is not None}
@@ -172,6 +173,7 @@ def test_a_statement_is_written_for_the_sites_that_are_named(private: Path, tmp_
     assert "budapest" in done.stderr
 
 
+@pytest.mark.nightly
 def test_nothing_protected_is_said_loudly_and_nothing_is_claimed(
     unprotected: Path, tmp_path: Path
 ) -> None:
@@ -829,6 +831,7 @@ def test_a_server_that_goes_on_gets_no_report(served: tuple[Path, Path], tmp_pat
     assert "has the run ended?" in fedvi("report", folder, code=2).stderr
 
 
+@pytest.mark.nightly
 def test_where_only_sums_are_published_nothing_is_shown_of_one_site(tmp_path: Path) -> None:
     promise = {"epsilon": 4.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
     study = study_file(

@@ -27,7 +27,7 @@ MISSED_ONCE = (
     "curvature-left-out-of-the-norm",
     "off-diagonal-curvature-doubled",
 )
-QUICK = (*MISSED_ONCE, "ledger-that-was-cut-and-glued", "a-sum-of-one-answer-fewer")
+QUICK = (MISSED_ONCE[0], "ledger-that-was-cut-and-glued", "a-sum-of-one-answer-fewer")
 
 
 @functools.cache
@@ -66,6 +66,7 @@ def test_nothing_is_found_where_nothing_was_planted(name: str) -> None:
     assert [finding for finding in found if finding.passed is not True] == []
 
 
+@pytest.mark.nightly
 def test_no_price_and_no_record_is_found_where_nothing_was_planted() -> None:
     audited = Audited(build.assemble(loaded("aggregate")), Settings())
     found = list(audited.findings(("price", "sums", "worst")))

@@ -132,6 +132,7 @@ def test_numbers_that_are_hardly_meant_are_warned_of_before_anything_runs(
     assert said.count("schedule.rounds is") == 1
 
 
+@pytest.mark.nightly
 def test_several_processes_find_what_one_does(study: Path) -> None:
     cells = sweeps.grid(load_study(study), {"prior.scale": [0.5, 1.0]}, 2)
     one, two = (
