@@ -46,8 +46,8 @@ demo: $(CORE)  ## fit private posteriors over four hospitals, beside the pooled 
 test: lint  ## before a commit: lint, then the fast tier of tests
 	$(BIN)/pytest -n auto --dist loadfile -m "not nightly"
 
-end-to-end: $(DEV)  ## what CI also runs: long tests of commands, servers, containers, pages and examples
-	$(BIN)/pytest -n auto -m nightly tests/integration
+end-to-end: $(DEV)  ## what CI also runs: long tests of commands, servers, containers, pages, examples and the audit
+	$(BIN)/pytest -n auto -m nightly tests/integration tests/unit/audit
 
 nightly: $(DEV)  ## all that make test leaves: those, long tests of every part, wider searches, planted faults
 	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest -n auto -m "nightly or hypothesis"

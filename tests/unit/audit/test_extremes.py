@@ -102,6 +102,7 @@ def test_a_climb_by_gradient_comes_where_changes_at_random_do_not():
     assert largest(by_gradient=0.75) > 1.05
 
 
+@pytest.mark.nightly
 def test_a_record_that_makes_a_total_no_number_is_found():
     mechanism, sampler = Recorder(mechanisms.gaussian(2.0)), sampling.full(SLOTS)
 

@@ -24,6 +24,7 @@ def test_noise_with_a_few_far_numbers_too_many_is_found():
     assert noise._shape(found).passed is False
 
 
+@pytest.mark.nightly
 def test_tails_of_gaussian_noise_fail_no_more_often_than_they_say():
     chances = np.array([noise._tails(np.abs(drawn(seed))) for seed in range(400)])
     # Four sds above what is expected at most.

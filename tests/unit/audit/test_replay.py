@@ -409,6 +409,7 @@ def test_noise_that_is_missing_from_one_array_or_some_releases_is_found() -> Non
     assert found(some_releases, steps=20)["noise everywhere"] is False
 
 
+@pytest.mark.nightly
 def test_a_grid_that_lets_longer_records_pass_is_found() -> None:
     class Wide(type(GRID)):  # type: ignore[misc]
         def grid(self, clip_norm: float) -> Any:
@@ -418,6 +419,7 @@ def test_a_grid_that_lets_longer_records_pass_is_found() -> None:
     assert found(mechanism=Wide(2.0, 1))["grid's norm bound"] is False
 
 
+@pytest.mark.nightly
 def test_noise_used_again_in_every_step_is_found() -> None:
     outcome = found(one_key)
     assert outcome["noise is fresh"] is False
@@ -523,6 +525,7 @@ def test_data_kept_in_the_state_and_sent_at_a_late_visit_are_found() -> None:
     assert found(update=late, visits=3)["messages follow from noised totals"] is True
 
 
+@pytest.mark.nightly
 def test_a_leak_at_one_client_alone_is_found() -> None:
     third = leaking(lambda visit, task: visit == 1 and task.client == "c")
     clients = ("a", "b", "c", "d")
@@ -655,7 +658,7 @@ def one_sampling_key(period: int) -> Any:
     return keys
 
 
-@pytest.mark.nightly(but=("poisson",))
+@pytest.mark.nightly
 @pytest.mark.parametrize("sampler", [POISSON, FEISTEL], ids=["poisson", "feistel"])
 def test_a_sampling_key_used_in_two_visits_is_found(sampler: Any) -> None:
     outcome = found(keys=one_sampling_key(1), sampler=sampler, steps=20)
@@ -664,6 +667,7 @@ def test_a_sampling_key_used_in_two_visits_is_found(sampler: Any) -> None:
     assert outcome["batches do not repeat"] is False
 
 
+@pytest.mark.nightly
 def test_a_sampling_key_used_again_after_three_visits_is_found() -> None:
     assert (
         found(keys=one_sampling_key(3), sampler=POISSON, steps=20, visits=5)["sampling keys"]
@@ -671,6 +675,7 @@ def test_a_sampling_key_used_again_after_three_visits_is_found() -> None:
     )
 
 
+@pytest.mark.nightly
 def test_batches_drawn_with_a_key_of_noise_are_found() -> None:
     def keys(client: str, name: str) -> Any:
         fresh = product_keys(client, name)

@@ -106,7 +106,7 @@ def with_its_noise(solver: LocalSolver) -> LocalSolver:
     return solver._replace(update=update)
 
 
-@pytest.mark.nightly(but=("perturbed_update",))
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", CLEAN)
 def test_a_factor_that_keeps_the_client_s_noise_is_found_where_sums_are_seen(name: str) -> None:
     outcome = found(name, **CLEAN[name])
@@ -116,6 +116,7 @@ def test_a_factor_that_keeps_the_client_s_noise_is_found_where_sums_are_seen(nam
     assert {check for check, passed in planted.items() if not passed} == {MEMORY}
 
 
+@pytest.mark.nightly
 def test_fresh_sites_pass() -> None:
     outcome = found("site_release")
     assert all(outcome.values()), outcome

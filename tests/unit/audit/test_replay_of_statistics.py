@@ -164,7 +164,7 @@ def documents() -> dict[str, np.ndarray]:
     return {name: (column * mask).astype(np.float64) for name, column in made.items()}
 
 
-@pytest.mark.nightly(but=("poisson-2",))
+@pytest.mark.nightly
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("rate", [1.0, 0.3], ids=["full", "poisson"])
 def test_topics_pass_on_one_processor_and_on_two(
@@ -175,6 +175,7 @@ def test_topics_pass_on_one_processor_and_on_two(
     assert all(finding.passed for finding in found), found
 
 
+@pytest.mark.nightly
 def test_documents_that_are_drawn_and_noised_by_one_key_are_found() -> None:
     def reused(solver: LocalSolver) -> LocalSolver:
         def update(key_of: Any, *rest: Any) -> Any:
