@@ -26,6 +26,7 @@ from fedvi.cli.main import main
 from fedvi.privacy import ledger
 from fedvi.privacy.accountants.pld import pld
 from fedvi.privacy.events import Gaussian, repeat
+from fedvi.report import canvas
 from fedvi.run import server_plan, simulate, site
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.store.durable import SqliteServerStore
@@ -430,6 +431,7 @@ def test_without_its_packages_it_says_what_to_install(
     for missing in ("jinja2", "matplotlib"):
         with monkeypatch.context() as without:
             without.setitem(sys.modules, missing, None)
+            canvas.forget_figures()
             done = fedvi("report", private, "--out", tmp_path / missing, code=2)
             assert "pip install 'fedvi[report]'" in done.stderr
         assert not (tmp_path / missing).exists()
