@@ -8,7 +8,8 @@
 Half of the 48,842 rows are for training, shared out over the clients as `--split` says. Every number is
 scaled by public bounds, every level has a column; capital gains and losses enter as logarithms. Nothing
 is chosen on the test half: settings are `site_release`'s own but for the clip norm, which is less than
-the norm of a row. With `--curves` age and both capitals have piecewise linear curves in place of lines,
+the norm of a row. With `--clip auto` the formula has the intercept, so that coordinates are learnt.
+With `--curves` age and both capitals have piecewise linear curves in place of lines,
 between few round numbers; of four such lists it was the best on splits of other seeds.
 """
 

@@ -98,17 +98,19 @@ def drawn_twice(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     def twice(*args: P.args, **kwargs: P.kwargs) -> Figure:
         # A page, its text and its first sheet share figures. Values have no hash if lists are among them.
         values = draw, repr((args, kwargs))
-        if values not in _kept:
+        found = _kept.get(values)
+        if found is None:
             wide = draw(*args, **kwargs)
             token = _is_narrow.set(True)
             try:
-                drawn = wide._replace(narrow=draw(*args, **kwargs).svg)
+                found = wide._replace(narrow=draw(*args, **kwargs).svg)
             finally:
                 _is_narrow.reset(token)
+            # Threads of a live page draw side by side, so another may have made room already.
             while len(_kept) >= _MOST_KEPT:
-                del _kept[next(iter(_kept))]
-            _kept[values] = drawn
-        return _kept[values]
+                _kept.pop(next(iter(_kept)), None)
+            _kept[values] = found
+        return found
 
     return twice
 
