@@ -65,7 +65,8 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
         raise errors.ConfigError(
             f"client {name!r} cannot be divided out: the study publishes sums over clients alone "
             '(privacy.view = "aggregate"), and keeps no client\'s factor',
-            "stop the run, and start a study without that client",
+            "`fedvi ca revoke` lets later rounds go on without it, if privacy.least_reporting others "
+            "are left; for a posterior without its records, stop the run, and start a study without it",
         )
     state = tick(spec, state, now)
     if state.status in OVER:

@@ -243,6 +243,18 @@ def test_who_comes_back_is_in_the_next_sum(round_: Round) -> None:
     round_.check(rounds=3)
 
 
+def test_no_round_waits_for_a_site_whose_certificate_is_revoked(round_: Round) -> None:
+    workers = round_.all()
+    round_.go_on(workers, until=lambda: len(round_.history) == 1)
+    del workers["east"]
+    round_.coordinator.revoke({"east"})
+    # No time passes: the two rounds that are left wait for no deadline.
+    round_.go_on(workers)
+    assert round_.coordinator.state.status == "completed"
+    assert [len(update.clients) for update in round_.history] == [7, 6, 6]
+    round_.check(rounds=3)
+
+
 def test_a_site_that_is_gone_while_another_is_missing_leaves_a_round_that_is_given_up(
     round_: Round,
 ) -> None:
