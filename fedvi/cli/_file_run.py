@@ -14,7 +14,7 @@ from fedvi.server import logs
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core import protocol
 from fedvi.server.core.protocol import ServerState
-from fedvi.server.core.run_events import Happening
+from fedvi.server.core.run_events import RunEvent
 from fedvi.server.file_exchange import Hand, standing
 from fedvi.server.rpc.sockets import SOCKET
 from fedvi.server.store.durable import SqliteServerStore
@@ -110,10 +110,10 @@ def opened(
         spec = store.spec
         server_plan.keep(plan, folder)
 
-        def tell(happening: Happening) -> None:
-            if happening.kind in KEPT:
-                store.record_event(happening.kind, happening.client, happening.text)
-            logs.log(happening.kind, happening.text, client=happening.client)
+        def tell(event: RunEvent) -> None:
+            if event.kind in KEPT:
+                store.record_event(event.kind, event.client, event.text)
+            logs.log(event.kind, event.text, client=event.client)
 
         # Time stands still: a client whose files are carried by hand is not late.
         coordinator = Coordinator(spec, store, clock=lambda: 0.0)

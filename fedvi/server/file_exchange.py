@@ -25,7 +25,7 @@ from fedvi.server.app import payload_limit
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core import key_board, openings, protocol, run_events
 from fedvi.server.core.protocol import ServerSpec, ServerState
-from fedvi.server.core.run_events import Happening
+from fedvi.server.core.run_events import RunEvent
 from fedvi.transport import parcels
 from fedvi.transport.parcels import ResultFile, TaskFile
 
@@ -61,7 +61,7 @@ class Hand:
         self,
         spec: ServerSpec,
         coordinator: Coordinator,
-        tell: Callable[[Happening], None] = lambda happening: None,
+        tell: Callable[[RunEvent], None] = lambda event: None,
     ) -> None:
         self.spec, self.coordinator, self.tell = spec, coordinator, tell
         self.payload_limit = payload_limit(spec)
@@ -120,7 +120,7 @@ class Hand:
         )
         parcels.write_task(path, tls, parcel)
         task_id = reply.task.task_id if isinstance(reply, Offer) else ""
-        self.tell(Happening("exported", client, f"{client}: {words} is in {path.name}"))
+        self.tell(RunEvent("exported", client, f"{client}: {words} is in {path.name}"))
         return Exported(client, status, task_id, path)
 
     def take(self, parcel: ResultFile) -> str:
@@ -201,8 +201,8 @@ class Hand:
 
     def _tell_of(self, before: ServerState, request: Request | None) -> None:
         after = self.coordinator.state
-        for happening in run_events.between(self.spec, before, after, request):
-            self.tell(happening)
+        for event in run_events.between(self.spec, before, after, request):
+            self.tell(event)
 
 
 def standing(spec: ServerSpec, state: ServerState, client: str) -> str:

@@ -26,7 +26,7 @@ from fedvi.cli.main import main
 from fedvi.federation.messages import NextTask, Offer, Submit
 from fedvi.report import tables
 from fedvi.server import app as apps
-from fedvi.server.core.run_events import Happening
+from fedvi.server.core.run_events import RunEvent
 from fedvi.transport._wire import admin_pb2 as pb
 from tests.servers import answer, greeting, make_spec, running
 
@@ -371,7 +371,7 @@ def test_what_is_no_terminal_gets_lines(tmp_path, monkeypatch):
 def told(server: Any, text: str) -> None:
     """Has something told, as if a client had caused it."""
     app: apps.App = server.app
-    app._run_log.tell(Happening("refused", "", text))
+    app._run_log.tell(RunEvent("refused", "", text))
 
 
 @pytest.mark.parametrize("option", ["--json", "--once", "--after=3"])

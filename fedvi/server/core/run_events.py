@@ -21,12 +21,12 @@ from fedvi.server.core.protocol import (
     answer_of,
 )
 
-__all__ = ["Happening", "between", "folded", "given_up", "refused", "silent"]
+__all__ = ["RunEvent", "between", "folded", "given_up", "refused", "silent"]
 
 _LONGEST_REASON = 300
 
 
-class Happening(NamedTuple):
+class RunEvent(NamedTuple):
     """An event of the run.
 
     Attributes:
@@ -45,22 +45,22 @@ class Happening(NamedTuple):
     at_will: bool = False
 
 
-def refused(what: str, client: str, error: errors.FedviError) -> Happening:
+def refused(what: str, client: str, error: errors.FedviError) -> RunEvent:
     """Reports a refused call, with only the first line of the reason and no hint."""
     who = f"{client}: " if client else ""
     # A message may quote outside input of any length, and this is written to disk.
     reason = error.message.partition("\n")[0][:_LONGEST_REASON]
-    return Happening("refused", client, f"{who}{what} refused: {reason}", at_will=True)
+    return RunEvent("refused", client, f"{who}{what} refused: {reason}", at_will=True)
 
 
-def silent(client: str) -> Happening:
+def silent(client: str) -> RunEvent:
     """Reports that a client has been quiet for much longer than usual."""
-    return Happening("silent", client, f"{client} has not been heard of for longer than usual")
+    return RunEvent("silent", client, f"{client} has not been heard of for longer than usual")
 
 
 def between(
     spec: ServerSpec, before: ServerState, after: ServerState, request: Request | None
-) -> list[Happening]:
+) -> list[RunEvent]:
     """Lists what changed from one state to the next.
 
     Args:
@@ -69,23 +69,23 @@ def between(
       after: the state after it.
       request: the cause; None for a tick or an operator's action.
     """
-    found: list[Happening] = []
+    found: list[RunEvent] = []
     match request:
         case Hello() if _has_joined(before, after, request.client):
             text = f"{request.client} joined"
-            found.append(Happening("joined", request.client, text, at_will=True))
+            found.append(RunEvent("joined", request.client, text, at_will=True))
         case Goodbye():
             text = f"{request.client} left"
-            found.append(Happening("left", request.client, text, at_will=True))
+            found.append(RunEvent("left", request.client, text, at_will=True))
         case Failure():
             text = f"{request.client} cannot answer {request.task_id}: {request.code}"
-            found.append(Happening("failed", request.client, text, at_will=True))
+            found.append(RunEvent("failed", request.client, text, at_will=True))
         case Begin() | Submit() if _is_charged_beside(before, after, request):
             text = (
                 f"{request.client} sent other bytes for {request.task_id}, charged once more: is its "
                 "state in use twice?"
             )
-            found.append(Happening("refused", request.client, text))
+            found.append(RunEvent("refused", request.client, text))
     if before is after:
         return found
     if before.tasks is not after.tasks or before.accepted is not after.accepted:
@@ -94,19 +94,19 @@ def between(
         found += _presence(spec, before, after)
     for update in after.history[len(before.history) :]:
         for name in update.added:
-            found.append(Happening("added", name, f"{name} was added to the run"))
+            found.append(RunEvent("added", name, f"{name} was added to the run"))
         for name in update.removed:
             text = f"{name} was removed: version {update.version} is without its factor"
-            found.append(Happening("removed", name, text))
+            found.append(RunEvent("removed", name, text))
         if update.given_up:
-            found.append(Happening("given_up", "", given_up(spec, update)))
+            found.append(RunEvent("given_up", "", given_up(spec, update)))
         for name in update.dropped:
             text = f"{name} answered after the sum of its round was published: dropped, and stays charged"
-            found.append(Happening("dropped", name, text))
+            found.append(RunEvent("dropped", name, text))
         if update.clients:
-            found.append(Happening("folded", "", folded(spec, update, after.away), update))
+            found.append(RunEvent("folded", "", folded(spec, update, after.away), update))
     if after.status != before.status:
-        found.append(Happening("status", "", f"the run is {after.status.replace('_', ' ')}"))
+        found.append(RunEvent("status", "", f"the run is {after.status.replace('_', ' ')}"))
     return found
 
 
@@ -167,21 +167,21 @@ def _round(spec: ServerSpec, update: Update) -> str:
     return f"round {update.rounds}/{spec.schedule.rounds}"
 
 
-def _tasks(before: ServerState, after: ServerState) -> list[Happening]:
+def _tasks(before: ServerState, after: ServerState) -> list[RunEvent]:
     found = [
-        Happening("offered", name, f"{name} works on {task.task_id}")
+        RunEvent("offered", name, f"{name} works on {task.task_id}")
         for name, was, task in kept.differences(before.tasks, after.tasks)
         if task is not None and (was is None or was.task_id != task.task_id)
     ]
     if len(after.accepted) != len(before.accepted):
         for task_id, _ in kept.since(after.accepted, len(before.accepted)):
             name = task_id.rpartition("/")[0]
-            found.append(Happening("answered", name, f"{name} answered {task_id}"))
+            found.append(RunEvent("answered", name, f"{name} answered {task_id}"))
     return found
 
 
-def _presence(spec: ServerSpec, before: ServerState, after: ServerState) -> list[Happening]:
-    found: list[Happening] = []
+def _presence(spec: ServerSpec, before: ServerState, after: ServerState) -> list[RunEvent]:
+    found: list[RunEvent] = []
     if before.away is after.away:
         return found
     for name in spec.clients:
@@ -191,7 +191,7 @@ def _presence(spec: ServerSpec, before: ServerState, after: ServerState) -> list
         if now not in (None, REMOVED) and (was is None or now == REVOKED != was):
             # These three come from the server's clock, budget and roster, not from the client.
             at_will = now not in (OVERDUE, EXHAUSTED, REVOKED)
-            found.append(Happening("away", name, f"{name} is away: {now}", at_will=at_will))
+            found.append(RunEvent("away", name, f"{name} is away: {now}", at_will=at_will))
         if was is not None and now is None:
-            found.append(Happening("back", name, f"{name} is back", at_will=True))
+            found.append(RunEvent("back", name, f"{name} is back", at_will=True))
     return found

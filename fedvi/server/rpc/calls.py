@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError
 from fedvi import errors
 from fedvi.server import logs
 from fedvi.server.core import run_events
-from fedvi.server.core.run_events import Happening
+from fedvi.server.core.run_events import RunEvent
 from fedvi.transport.status import to_status
 
 __all__ = ["MALFORMED", "READ_SECONDS", "Calls", "Reading", "TooSlow"]
@@ -40,7 +40,7 @@ class Calls:
       tell: called when a certificate does not allow a call.
     """
 
-    def __init__(self, tell: Callable[[Happening], None]) -> None:
+    def __init__(self, tell: Callable[[RunEvent], None]) -> None:
         self._tell = tell
         # (method, "ok" or kind of error) → calls; client → bytes of accepted answers.
         self.calls: Counter[tuple[str, str]] = Counter()

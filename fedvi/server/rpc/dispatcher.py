@@ -18,7 +18,7 @@ from fedvi.federation.messages import Goodbye, NextTask, Reply, Request, Submit,
 from fedvi.server.coordinator import Coordinator, Step
 from fedvi.server.core import run_events
 from fedvi.server.core.protocol import OVER, Action, ServerSpec, ServerState, next_deadline
-from fedvi.server.core.run_events import Happening
+from fedvi.server.core.run_events import RunEvent
 from fedvi.server.rpc.silence import Calls
 
 __all__ = ["Dispatcher", "until"]
@@ -51,7 +51,7 @@ class Dispatcher:
     Args:
       spec: of the run.
       coordinator: answers the requests.
-      on_happening: called in the coordinator's thread with each event.
+      on_event: called in the coordinator's thread with each event.
       revoked: returns the clients whose certificates are revoked; called in the event loop.
     """
 
@@ -59,12 +59,12 @@ class Dispatcher:
         self,
         spec: ServerSpec,
         coordinator: Coordinator,
-        on_happening: Callable[[Happening], None],
+        on_event: Callable[[RunEvent], None],
         revoked: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         self.spec = spec
         self._coordinator = coordinator
-        self._on_happening = on_happening
+        self._on_event = on_event
         self._revoked = revoked
         self._thread = ThreadPoolExecutor(1, "coordinator")
         self._loop = asyncio.get_running_loop()
@@ -201,10 +201,10 @@ class Dispatcher:
             self._close_group()
         return await self._loop.run_in_executor(self._thread, work, *arguments)
 
-    def post(self, happening: Happening) -> None:
+    def post(self, event: RunEvent) -> None:
         """Queues the report of an event."""
         with contextlib.suppress(RuntimeError):  # the thread is closed
-            self._thread.submit(self._on_happening, happening)
+            self._thread.submit(self._on_event, event)
 
     def ring(self) -> None:
         """Wakes all callers that wait for a change; call it in the event loop."""
@@ -257,12 +257,12 @@ class Dispatcher:
                 return  # normal after a restart
             case errors.FedviError() as error:
                 kind = type(request).__name__
-                self._on_happening(run_events.refused(kind, request.client, error))
+                self._on_event(run_events.refused(kind, request.client, error))
                 return
             case Exception():
                 return
-        for happening in run_events.between(self.spec, step.before, step.after, request):
-            self._on_happening(happening)
+        for event in run_events.between(self.spec, step.before, step.after, request):
+            self._on_event(event)
         # Done itself may be lost on its way; the link sends Goodbye once it has arrived.
         if isinstance(request, Goodbye) and step.after.status in OVER:
             self.heard.add(request.client)
@@ -277,8 +277,8 @@ class Dispatcher:
     def _watched(self, act: Callable[[], None]) -> None:
         before = self._coordinator.state
         act()
-        for happening in run_events.between(self.spec, before, self._coordinator.state, None):
-            self._on_happening(happening)
+        for event in run_events.between(self.spec, before, self._coordinator.state, None):
+            self._on_event(event)
 
     def _ring_from_thread(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self.ring)

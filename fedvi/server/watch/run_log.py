@@ -7,7 +7,7 @@ from fedvi import errors
 from fedvi.server import logs
 from fedvi.server.core.prices import Prices
 from fedvi.server.core.protocol import ServerSpec, ServerState
-from fedvi.server.core.run_events import Happening
+from fedvi.server.core.run_events import RunEvent
 from fedvi.server.rpc.access import Bucket
 from fedvi.server.store.journal import Journal
 
@@ -54,24 +54,24 @@ class RunLog:
         self._buckets = {name: _bucket() for name in spec.clients}
         self._others = _bucket()
 
-    def tell(self, happening: Happening) -> None:
+    def tell(self, event: RunEvent) -> None:
         """Logs one event; if the journal cannot store it, the run goes on all the same.
 
         Each event goes to disk, so events that a client causes at will are dropped above a rate.
         """
-        bucket = self._buckets.get(happening.client, self._others)
-        if happening.at_will and not bucket.take():
+        bucket = self._buckets.get(event.client, self._others)
+        if event.at_will and not bucket.take():
             return
-        if happening.kind in KEPT:
+        if event.kind in KEPT:
             try:
-                self.journal.record_event(happening.kind, happening.client, happening.text)
+                self.journal.record_event(event.kind, event.client, event.text)
             except errors.FedviError as error:
                 logs.log("store", f"the event is not kept: {error.message}", logging.ERROR)
-        if happening.update is not None:
-            self.prices.update(self._state().ledgers, lambda epsilon: _fold(happening, epsilon))
+        if event.update is not None:
+            self.prices.update(self._state().ledgers, lambda epsilon: _fold(event, epsilon))
             return
-        level = logging.WARNING if happening.kind in _WARNINGS else logging.INFO
-        logs.log(happening.kind, happening.text, level, client=happening.client)
+        level = logging.WARNING if event.kind in _WARNINGS else logging.INFO
+        logs.log(event.kind, event.text, level, client=event.client)
 
     def close(self) -> None:
         """Logs the folds that still wait to be priced, without a price."""
@@ -82,14 +82,14 @@ def _bucket() -> Bucket:
     return Bucket(_TOLD_A_SECOND, _TOLD_AT_ONCE)
 
 
-def _fold(happening: Happening, epsilon: float | None) -> None:
+def _fold(event: RunEvent, epsilon: float | None) -> None:
     """Logs a fold, with the largest ε charged to any client if it is known."""
-    update = happening.update
+    update = event.update
     assert update is not None
     priced = "" if epsilon is None else f"  ε charged {epsilon:.3g}"
     logs.log(
         "folded",
-        happening.text + priced,
+        event.text + priced,
         logging.WARNING if update.missing else logging.INFO,
         version=update.version,
         rounds=update.rounds,

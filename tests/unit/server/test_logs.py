@@ -12,7 +12,7 @@ from fedvi.federation.messages import Begin, Failure, Goodbye, NextTask, Submit
 from fedvi.federation.progress import Patience
 from fedvi.server import logs
 from fedvi.server.core import protocol, run_events
-from fedvi.server.core.run_events import Happening, between
+from fedvi.server.core.run_events import RunEvent, between
 from fedvi.server.store.journal import MemoryJournal
 from fedvi.server.watch.run_log import RunLog
 from tests.servers import answer, encoded, greeting, make_spec
@@ -137,10 +137,10 @@ def test_what_a_client_does_at_will_fills_no_disk_and_hides_nothing_else():
     try:
         for kind in ("joined", "left", "failed", "refused", "away", "back"):
             for _ in range(100):
-                run_log.tell(Happening(kind, "south", "x", at_will=True))
+                run_log.tell(RunEvent(kind, "south", "x", at_will=True))
         for client in ("south", "north", ""):
-            run_log.tell(Happening("refused", client, "y"))
-            run_log.tell(Happening("refused", client, "z", at_will=True))
+            run_log.tell(RunEvent("refused", client, "y"))
+            run_log.tell(RunEvent("refused", client, "z", at_will=True))
     finally:
         run_log.close()
     texts = [event.text for event in journal.events()]

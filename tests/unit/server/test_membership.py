@@ -139,7 +139,7 @@ class Run:
         before = self.state
         self.state = protocol.remove(self.spec, before, name, 0.0)
         self.check()
-        return [happening.text for happening in between(self.spec, before, self.state, None)]
+        return [event.text for event in between(self.spec, before, self.state, None)]
 
     def extended(self, *names):
         """The same run with more clients."""

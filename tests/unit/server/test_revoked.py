@@ -21,7 +21,7 @@ def revoke(run: Run, *names: str) -> list[str]:
     """Returns what was told of it."""
     before = run.state
     run.state = protocol.revoke(run.spec, before, frozenset(names), run.now)
-    return [happening.text for happening in between(run.spec, before, run.state, None)]
+    return [event.text for event in between(run.spec, before, run.state, None)]
 
 
 @pytest.mark.parametrize("deadline", [None, 10.0])
