@@ -133,13 +133,13 @@ CLAIM = Claim(
     paper="Beyond the papers",
     title="On Adult, sums bring ten and two hundred sites near to the pooled fit",
     source="the setting of DPPVI (Heikkilä et al. 2023, arXiv:2209.11595), balanced clients",
-    says="With a trusted aggregator the paper's virtual clients have an accuracy of 0.847 and a "
-    "mean log-likelihood of −0.344 at a nominal ε = 1; without one they have 0.840 and −0.351. "
-    "These are ten clients on the paper's own splits.",
+    says="Where only sums are seen, sites come near to the pooled fit. With a trusted aggregator "
+    "the virtual clients of Heikkilä et al., ten of them on splits of their own, have an accuracy "
+    "of 0.847 and a mean log-likelihood of −0.344 at a nominal ε = 1; without one they have 0.840 "
+    "and −0.351.",
     price="δ = {delta}, PLD, {rounds} rounds of all records, clip norm and coordinates from "
     "public numbers. View: every message, or only sums, of which {colluding} site tells its share "
-    "of the noise. (The paper's ε is nominal: its epochs were shuffled, and priced as Poisson "
-    "batches.)",
+    "of the noise. (Their ε is nominal: epochs were shuffled, and priced as Poisson batches.)",
     finds="{few_clients} sites, ε = {few_epsilon} under {few_relation}: accuracy is "
     "{few_message_accuracy} where every message is seen, {few_aggregate_accuracy} where only sums "
     "are, and {pooled_accuracy} with all records pooled, which is not private. The mean "
@@ -150,9 +150,9 @@ CLAIM = Claim(
     verdict="reproduced",
     why="Sums close {few_closed} % of the gap in log-likelihood between messages and the pooled "
     "fit with {few_clients} sites (ε = {few_epsilon}, {few_relation}), and {many_closed} % with "
-    "{many_clients} (ε = {many_epsilon}, {many_relation}). So a trusted aggregator helps, as the "
-    "paper says; with masks nobody has to be trusted, for the same price. (These runs price sums "
-    "but do not run the masks, which change no bit of a sum.)",
+    "{many_clients} (ε = {many_epsilon}, {many_relation}). So a trusted aggregator helps, as "
+    "Heikkilä et al. say; with masks nobody has to be trusted, for the same price. (These runs "
+    "price sums but do not run the masks, which change no bit of a sum.)",
     alt="Line chart: held-out log-likelihood by ε for ten sites; sums lie between messages and the "
     "pooled fit, which is not private.",
     setting=SETTING,
