@@ -24,7 +24,9 @@ from evidence.pictures import Pictures
 
 __all__ = [
     "DATA",
+    "OWN",
     "ROOT",
+    "VERDICTS",
     "Claim",
     "Result",
     "Row",
@@ -39,7 +41,9 @@ __all__ = [
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT.parent / "shared" / "data"
 _PACKAGES = ("jax", "jaxlib", "numpy", "numpyro", "scipy", "dp-accounting")
-_VERDICTS = ("reproduced", "corrected", "not reproduced")
+# The heading of fedvi's own claims.
+OWN = "Beyond the papers"
+VERDICTS = ("reproduced", "corrected", "not reproduced")
 
 Row = Mapping[str, Any]
 Setting = Mapping[str, Any]
@@ -56,11 +60,11 @@ class Claim:
       paper: the heading that it stands under.
       title: the claim, in one sentence.
       source: where the paper says it.
-      says: what the paper says.
-      price: what its setting costs: relation, sampler, view, both ε.
+      says: what the paper says, or fedvi.
+      price: template; what the setting is and costs: relation, sampler, view, both ε.
       finds: template; what fedvi finds.
       verdict: "reproduced", "corrected" or "not reproduced".
-      why: template; the verdict's reason, in a sentence or two.
+      why: template; the verdict's reason. The page's table of verdicts has its first sentence.
       alt: template; what the figure shows, for who does not see it.
       setting: what all runs share; part of the result file. Changing it makes the result stale.
       quick: what ``--quick`` changes of it.
@@ -100,8 +104,8 @@ class Claim:
     chosen: str = "nothing was chosen"
 
     def __post_init__(self) -> None:
-        if self.verdict not in _VERDICTS:
-            raise ValueError(f"verdict is {self.verdict!r}, expected one of {_VERDICTS}")
+        if self.verdict not in VERDICTS:
+            raise ValueError(f"verdict is {self.verdict!r}, expected one of {VERDICTS}")
         for name in ("price", "finds", "why", "alt"):
             bare = re.sub(r"\{[^}]*\}", "", getattr(self, name))
             if found := re.search(r"(?<![A-Za-z])\d", bare):

@@ -14,8 +14,10 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#
 _DASHES = ("", "7 4", "2 3")
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 500, 350, 70, 30, 56, 56
 _LEGEND = 22
-# What names at the x axis take below it, where they are many and stand aslant.
-_ASLANT = 52
+# How wide a figure is on the page, in pixels; narrower screens shrink it.
+_SHOWN = 560
+# Of names at the x axis, where they are long and stand aslant: room below it for each letter.
+_ASLANT = 4.8
 # Between two numbers at the x axis.
 _ROOM = 44
 
@@ -149,7 +151,8 @@ def svg(chart: Chart, alt: str) -> str:
     named = {float(k): name for k, name in enumerate(chart.x_names)}
     room = (right - _LEFT) / max(1, len(named))
     is_aslant = any(8.0 * len(name) > room for name in chart.x_names)
-    below = _HEIGHT + (_ASLANT if is_aslant else 0)
+    longest = max((len(name) for name in chart.x_names), default=0)
+    below = _HEIGHT + (round(_ASLANT * longest) if is_aslant else 0)
     height = below + 4 + _LEGEND * math.ceil(count / columns)
     across = _Axis([*xs, -0.5, len(named) - 0.5] if named else xs, chart.log_x, (_LEFT, right), 6)
     # What was measured is what stands at the axis, where there is room.
@@ -159,11 +162,13 @@ def svg(chart: Chart, alt: str) -> str:
         across.ticks = [x if x == round(x) else float(f"{x:.3g}") for _, x in places]
     up = _Axis(ys, chart.log_y, (_HEIGHT - _BOTTOM, _TOP), 5)
     floor = _HEIGHT - _BOTTOM
+    scale = " (log scale)" if chart.log_y else ""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_SHOWN}" '
+        f'height="{_SHOWN * height / _WIDTH:.0f}" viewBox="0 0 {_WIDTH} {height}" role="img" '
         f'font-family="sans-serif" font-size="16"><title>{escape(alt)}</title>',
         f'<rect width="{_WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="8" y="18" fill="#1a1a1a">{escape(chart.y)}</text>',
+        f'<text x="8" y="18" fill="#1a1a1a">{escape(chart.y)}{scale}</text>',
         f'<text x="8" y="38" font-size="14" fill="#555555">{escape(chart.title)}</text>',
         f'<text x="{(_LEFT + right) / 2:.0f}" y="{floor + 41 + below - _HEIGHT}" text-anchor="middle" '
         f'fill="#333333">{escape(chart.x)}</text>',

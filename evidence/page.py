@@ -15,24 +15,46 @@ PAGE = base.ROOT / "docs" / "evidence.md"
 
 _HEAD = """# Evidence: the founding papers' claims, run again
 
-fedvi builds on DP-ADVI, VIPS, PVI and DP-PVI, and d3p. This page takes their claims one by one, and
-then some of fedvi's own. Each says what the paper says, what its setting really costs, what fedvi
-finds at that price, and a verdict:
+fedvi builds on four lines of work. This page tests claims of their papers one by one, and then some of
+fedvi's own, under "Beyond the papers".
+
+- **DP-ADVI**: variational inference by noised gradients (Jälkö and others, 2017).
+- **VIPS**: variational inference by noised expected statistics (Park and others, 2016 and 2020).
+- **PVI and DP-PVI**: partitioned variational inference over several sites, or clients, and its private
+  form (Bui and others, 2018; Ashman and others, 2022; Heikkilä and others, 2023).
+- **d3p**: software for private variational inference with NumPyro (Prediger and others, 2022).
+
+Each section has the claim, its setting and what that really costs, what fedvi finds at that price, and
+a verdict:
 
 - **reproduced**: the claim holds here as well;
-- **corrected**: it holds at another price than the one that is stated, or only in part;
-- **not reproduced**: it does not hold here, and why.
+- **corrected**: it holds at another price than the stated one, or only in part;
+- **not reproduced**: it does not hold here.
+"""
 
-Every number that was measured comes from a result file in `evidence/results`, which names its
-command, seeds, versions, commit and machine. A number after ± is the standard deviation over seeds.
-`make evidence` runs what has no result yet, `make evidence QUICK=1` a cut version of all, and `make
-evidence CHECK=1` fails where this page and the files disagree.
+_TERMS = """## Terms
 
-A price, ε at a δ, is by PLD unless said. It holds for one relation (`add_remove` a record, or
-`substitute` one) and one view: whoever sees every message or step, or only the sum over sites. See
-[views and relations](concepts/views-and-relations.md). Noise is told by its standard deviation ÷ the
-clip norm, which others call the noise multiplier; where nothing is clipped, what bounds a record takes
-the clip norm's place.
+- **ε** is stated at a δ, by PLD (privacy loss distributions, the tightest method here) unless said. Other
+  methods to compose steps are RDP, zCDP, the moments accountant of 2016, advanced composition (also
+  called strong) and linear composition.
+- **Relation**: ε holds if one record is added or removed (`add_remove`), or if one is replaced
+  (`substitute`), which costs about twice as much.
+- **View**: ε holds for somebody who sees every message or step, or who sees only sums over sites. See
+  [views and relations](concepts/views-and-relations.md).
+- **Batches**: a Poisson batch has each record with the same probability, its *rate*. A batch of a fixed
+  size costs more; a Feistel network is a quick way to draw one.
+- **Noise ÷ clip norm** is the standard deviation of the noise, which others call the noise multiplier.
+  Where nothing is clipped, the bound of a record takes the place of the clip norm.
+- **Gradients**: *plain* (or full) ones are clipped and noised for every parameter of the guide,
+  *aligned* ones for the latents that all records share.
+- **Pooled** is the fit to the records of all sites in one place, which is not private. KL is the
+  Kullback–Leibler divergence from it, in nats; AUC is the area under the ROC curve.
+- **±** is followed by the standard deviation over seeds.
+
+Every measured number comes from a result file in `evidence/results`, which has its command, seeds,
+versions, commit and machine. The line below each verdict says on which data the settings were chosen; a +
+after a commit means that code differed from it. `make evidence` runs what has no result yet, `make
+evidence QUICK=1` a cut version of all, and `make evidence CHECK=1` fails where page and files disagree.
 """
 
 
@@ -48,7 +70,7 @@ def pages(results: Path = RESULTS, folder: str = "evidence") -> dict[str, str]:
     A claim without a result is named as not run.
     """
     made, verdicts, sections, missing = {}, [], [], []
-    heading = ""
+    heading, counts = "", dict.fromkeys(base.VERDICTS, 0)
     for name in claims.ALL:
         claim = base.load(name)
         result = base.read(results / f"{name}.json")
@@ -65,10 +87,19 @@ def pages(results: Path = RESULTS, folder: str = "evidence") -> dict[str, str]:
         made[name] = figures.svg(drawn, alt) if is_chart else pictures.svg(drawn, alt)
         sections.append(_section(name, claim, result, filled, f"{folder}/{name}.svg"))
         anchor = _anchor(claim.title)
-        verdicts.append(f"| {claim.paper} | [{claim.title}](#{anchor}) | {claim.verdict} |")
+        short = _first(claim.why.format(**filled))
+        counts[claim.verdict] += 1
+        verdicts.append(
+            f"| {claim.paper} | [{claim.title}](#{anchor}) | **{claim.verdict}**: {short} |"
+        )
     table = "| from | claim | verdict |\n|---|---|---|\n" + "\n".join(verdicts)
+    tally = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     last = ["## Not run yet\n\nNo verdict is given on these.\n\n" + "\n".join(missing)]
-    made[""] = "\n\n".join([_HEAD.strip(), table, *sections, *(last if missing else [])]) + "\n"
+    table = f"Of {len(verdicts)} claims: {tally}.\n\n{table}"
+    made[""] = (
+        "\n\n".join([_HEAD.strip(), table, _TERMS.strip(), *sections, *(last if missing else [])])
+        + "\n"
+    )
     return made
 
 
@@ -85,11 +116,12 @@ def _section(
     made = result.made
     seconds = base.number(sum(result.seconds.values()), 3)
     alt = claim.alt.format(**filled)
+    says = "The claim" if claim.paper == base.OWN else "The paper"
     return "\n\n".join(
         [
             f"### {claim.title}",
-            f"**The paper.** {claim.says} *Source: {claim.source}.*",
-            f"**What its setting costs.** {claim.price.format(**filled)}",
+            f"**{says}.** {claim.says} *Source: {claim.source}.*",
+            f"**Setting and price.** {claim.price.format(**filled)}",
             f"**What fedvi finds.** {claim.finds.format(**filled)}",
             f"![{alt}]({figure})",
             table,
@@ -98,6 +130,11 @@ def _section(
             f"{claim.chosen}; commit {made['commit']}, {made['machine']}, {seconds} s.*",
         ]
     )
+
+
+def _first(text: str) -> str:
+    """The first sentence, which says of itself why the verdict is what it is."""
+    return text.split(". ")[0].removesuffix(".") + "."
 
 
 def _anchor(title: str) -> str:

@@ -55,7 +55,8 @@ def svg(pictures: Pictures, alt: str) -> str:
     deep = _TEXT + _SIZE + 2 * _GAP
     height = 28 + deep * len(pictures.rows)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" role="img" '
         f'font-family="sans-serif" font-size="15"><title>{escape(alt)}</title>',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="18" font-size="14" fill="#555555">{escape(pictures.title)}</text>',

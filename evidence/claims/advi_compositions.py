@@ -74,7 +74,7 @@ def figure(rows):
     return Chart(
         "substitute unless said; every step is seen",
         "steps",
-        "ε, the same noise",
+        "ε of the same noise",
         lines,
         log_x=True,
         log_y=True,
@@ -87,21 +87,20 @@ CLAIM = Claim(
     source="Jälkö, Dikmen and Honkela (2017), arXiv:1610.08749, and its poster; Abadi et al. (2016), "
     "arXiv:1607.00133",
     says="The poster composes its steps by strong composition, with each step's ε from σ = √(2 "
-    "ln(1.25/δ))/ε; the paper has the moments accountant beside it, which states far less ε for the same "
-    "noise.",
-    price="The noise of one of the paper's Abalone runs: {noise_multiplier} clip norms, {rate} of "
-    "{records} records a step, δ = {delta}; view: every step is seen. Rows are for substituting "
-    "a record and Poisson batches unless they say otherwise. Batches of a fixed size cost "
-    "more.",
-    finds="After {last} steps the poster's composition says ε = {poster}, exact strong composition "
-    "{advanced}, RDP {rdp} and PLD {pld}: {times} times less than the poster, for the same "
-    "noise. Batches of a fixed size, without replacement, cost {fixed}. For adding "
-    "or removing a record, the moments accountant of its time says {moments} and PLD "
-    "{pld_add_remove}.",
+    "ln(1.25/δ))/ε. The paper has the moments accountant beside it, which states far less ε for "
+    "the same noise.",
+    price="The noise is that of one of the paper's Abalone runs: {noise_multiplier} clip norms on "
+    "{rate} of {records} records a step, δ = {delta}; view: every step is seen. Rows are for "
+    "Poisson batches under substitute unless they say otherwise.",
+    finds="After {last} steps strong composition as on the poster states ε = {poster}, strong "
+    "composition of exact steps {advanced}, RDP {rdp} and PLD {pld}. So the poster states {times} "
+    "times as much as PLD for the same noise. Batches of a fixed size, without replacement, cost "
+    "{fixed}. Under add_remove the moments accountant states {moments}, and PLD {pld_add_remove}.",
     verdict="corrected",
-    why="The order holds: strong composition, then moments. Both are beaten by PLD; and a number "
-    "without its relation and sampler says little, since the same noise is anything from "
-    "{pld_add_remove} to {fixed} by PLD.",
+    why="The order holds, since strong composition states far more than moments, but PLD states "
+    "less than both. An ε without its relation and sampler says little: by PLD alone the same "
+    "noise costs anything from {pld_add_remove} (add_remove, Poisson batches) to {fixed} "
+    "(substitute, batches of a fixed size).",
     alt="Line chart: ε by steps for seven compositions of the same noise; at {last} steps the "
     "poster's strong composition is at {poster}, PLD at {pld}.",
     setting=SETTING,

@@ -115,26 +115,30 @@ def figure(rows):
 CLAIM = Claim(
     paper="Beyond the papers",
     title="Intervals of default settings cover truths that the prior allows, the worst coefficient's too",
-    source="fedvi; proof in `docs/proofs/noise_aware.md`",
-    says="A report counts the noise of its releases and what noise hides, direction by direction, so "
-    "that every coefficient's interval covers as often as it promises, of whatever columns.",
+    source="fedvi; [proof](proofs/noise_aware.md)",
+    says="A report counts the noise of its releases, and in which directions noise hides the "
+    "records, so that every coefficient's interval covers as often as it promises, whatever the "
+    "columns.",
     price="Logistic regression by `site_release` with `clip_norm = \"auto\"`, {rounds} rounds, "
     "{sites} sites, normal prior of sd {prior_sd} as `fedvi init` drafts it; substitute a record, "
-    "δ = {delta}, PLD; view: every message is seen. Truths are drawn from a standard normal law anew in "
-    "every simulation.",
-    finds="{count} cells of columns, coefficients, records and ε, {runs} simulations each. Of nominal "
-    "{level} % intervals the worst coefficient's cover the truth in {least} to {most} %, by cell; those of "
-    "an oracle that sees all records, in {oracle} % at worst. {within} cells are between {low} and "
-    "{high} %, with intervals {within_width} times as wide as the oracle's; {over} are above, with "
-    "intervals {over_width} times as wide; below: {under}. At most {warned} % of the runs of a cell "
-    "said that they had not converged.",
+    "δ = {delta}, PLD; view: every message is seen. Coefficients are drawn from a standard normal "
+    "law anew in every simulation.",
+    finds="{count} cells (a kind of columns, a number of coefficients, records and ε) have {runs} "
+    "simulations each. Nominal {level} % intervals of a cell's worst coefficient cover the truth "
+    "in {least} to {most} % of these; those of an oracle, which fits all records without noise, "
+    "in {oracle} % in its worst cell. In {within} cells coverage is between {low} and {high} %, "
+    "with intervals {within_width} times as wide as the oracle's; in {over} it is above, with "
+    "intervals {over_width} times as wide; in {under} it is below. At most {warned} % of the runs "
+    "of a cell said that they had not converged.",
     verdict="reproduced",
-    why="The worst of several coefficients is below the nominal level by chance alone, as the oracle's "
-    "shows. Where noise hides nearly all curvature (few records, many or strongly correlated columns, "
-    "small ε), intervals rest on the prior and cover more than they promise: wide and honest. A truth "
-    "several of the prior's sds from zero is not among these, and would be covered less.",
-    alt="Line chart: coverage of the worst coefficient by records a site, four lines of coefficients and "
-    "ε, all near the nominal level or above it.",
+    why="Every cell's worst coefficient is covered in {least} % or more; that of an oracle "
+    "without noise in {oracle} % or more, so what is missing is chance. Where noise hides nearly "
+    "all curvature (few records, many or strongly correlated columns, small ε), intervals rest on "
+    "the prior and cover more than they promise: wide and honest. A truth several of the prior's "
+    "sds from zero is not among these, and would be covered less.",
+    alt="Line chart: coverage of the worst coefficient by records a site, four lines of "
+    "coefficients and ε, all near the nominal level or above it; bars are sds over kinds of "
+    "columns.",
     setting=SETTING,
     quick={"cells": [["unit", 5, 200, 1.0], ["rare", 5, 200, 4.0]], "simulations": 25},
     run=run,

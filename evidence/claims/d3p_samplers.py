@@ -105,21 +105,22 @@ CLAIM = Claim(
     paper="d3p",
     title="Drawing a batch does not take longer in a larger table",
     source="Prediger et al. (2022), arXiv:2103.11648, and d3p 0.2.0",
-    says="Batches are drawn by a Feistel network: a keyed permutation of all records, of which only the "
-    "batch is computed, on the device, within the compiled step.",
-    price="Time alone is measured: a processor's, with each process held to one core, since other work "
-    "shared them; each draw has a key of its own. What the two kinds of batches cost in ε differs: see "
-    "the next claim.",
-    finds="A batch of {batch} takes, of {fewest} records and of {most}: fedvi's Poisson {poisson_fewest} "
-    "and {poisson_most}, its fixed size {feistel_fewest} and {feistel_most}, d3p's {d3p_fewest} and "
-    "{d3p_most}. Opacus' Poisson batches take {opacus_fewest} and {opacus_most}, a permutation by "
-    "NumPy {numpy_fewest} and {numpy_most}.",
+    says="Batches are drawn by a Feistel network: a keyed permutation of all records, of which "
+    "only the batch is computed, on the device, within the compiled step.",
+    price="Time alone is measured, on a CPU, with each process held to one core, since other work "
+    "shared them; each draw has a key of its own. What the two kinds of batches cost in ε "
+    "differs: see the next claim.",
+    finds="To draw a batch of {batch} from {fewest} and from {most} records takes "
+    "{poisson_fewest} and {poisson_most} with fedvi's Poisson batches, {feistel_fewest} and "
+    "{feistel_most} with its batches of a fixed size, and {d3p_fewest} and {d3p_most} with d3p's. "
+    "Opacus' Poisson batches take {opacus_fewest} and {opacus_most}, a permutation by NumPy "
+    "{numpy_fewest} and {numpy_most}.",
     verdict="reproduced",
-    why="From the small table to the large one a draw takes {d3p_growth} times as long with d3p, "
-    "{feistel_growth} and {poisson_growth} with fedvi's samplers, where a permutation takes "
-    "{numpy_growth} times as long. d3p's is the quickest. Poisson batches, which have a price under "
-    "add_remove and a lower one under substitute, need not go through the table either: fedvi "
-    "draws the gaps between the records of a batch.",
+    why="From the large table a draw takes {d3p_growth} times as long as from the small one with "
+    "d3p, {feistel_growth} and {poisson_growth} times with fedvi's samplers, and {numpy_growth} "
+    "times with a permutation. d3p's is the quickest. Poisson batches need not go through the "
+    "table either: fedvi draws the gaps between the records of a batch. They have a price under "
+    "both relations, and under substitute a lower one than batches of a fixed size.",
     alt="Line chart on log scales: µs a batch by records; fedvi's two samplers and d3p's are level, "
     "Opacus' Poisson batches and NumPy's permutation grow with the table.",
     setting=SETTING,

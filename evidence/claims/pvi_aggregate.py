@@ -115,7 +115,7 @@ def figure(rows):
     return Chart(
         "substitute one client's answer; only sums are seen",
         "clients",
-        "ε of two rounds",
+        "ε of two rounds, by noise of the sum ÷ C",
         lines,
         log_x=True,
         log_y=True,
@@ -126,20 +126,23 @@ CLAIM = Claim(
     paper="PVI and DP-PVI",
     title="Each client adds a share of the noise, and the sum is priced by the noise of all",
     source="the DP-PVI poster's √M formula; DPPVI's code does the same in its virtual clients",
-    says="Of M clients each adds noise σC/√M to its clipped change. Only the sum is published, and "
-    "it is priced as a Gaussian mechanism with noise σC, in every round.",
+    says="Each of M clients adds noise of sd σC/√M to its change, which is clipped to C. Only the "
+    "sum is published, and each round is priced as a Gaussian mechanism with noise of sd σC.",
     price="Two rounds; one client's answer is substituted; view: only sums are seen; δ = {delta}. "
-    "Each client keeps its own noise in its factor, and in the next round starts from there.",
-    finds="A client that holds a sum's noise in its factor can answer with it, clipped and all. With "
-    "{many} clients and noise {noise}, the claim is ε = {claimed}, and the truth {actual} (μ = "
-    "{mu_actual} where {mu_claimed} is claimed; {runs} simulated pairs of rounds say "
-    "{mu_simulated}). With noise {large_noise} and {few} clients the excess of μ is {excess} %. "
-    "The same happens within a visit: several noised steps do not fit under the noise of a sum "
+    "Each client keeps its own noise in its factor, and starts the next round from there.",
+    finds="A client whose factor holds the noise of its last answer can send that noise again in "
+    "the next, within the clip norm. So the second sum tells much of the noise that hid the "
+    "answers in the first. With {many} clients and noise {noise}, ε = {claimed} is claimed and "
+    "{actual} is true. (The shift of a Gaussian mechanism ÷ its sd, μ, is {mu_actual} where "
+    "{mu_claimed} is claimed; {runs} simulated pairs of rounds give {mu_simulated}.) With noise "
+    "{large_noise} and {few} clients the true μ is only {excess} % larger. The same happens "
+    "within a visit: several noised steps do not fit under the noise of a sum "
     "([proof](proofs/local_steps.md)).",
     verdict="not reproduced",
-    why="The claim is false: there is an exact counterexample, though no attack on a real run. "
-    "fedvi gives the price of a sum only to answers that are fresh or start from clean factors, "
-    "and prices all others as messages; its audit refuses the rest.",
+    why="The claim is false, by an exact counterexample, which is not an attack on a real run. "
+    "fedvi gives the price of a sum only to answers that are fresh in each round or start from "
+    "factors without the client's own noise. All others are priced as messages, and its audit "
+    "finds solvers that break the rule.",
     alt="Line chart: true and claimed ε of two rounds by the number of clients; the true one rises "
     "with the clients, the claimed one stays.",
     setting=SETTING,

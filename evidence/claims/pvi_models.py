@@ -64,31 +64,35 @@ def figure(rows):
 
 CLAIM = Claim(
     paper="PVI and DP-PVI",
-    title="Noise on the message or on each data point, for larger models",
+    title="Noise in the local optimisation suits simple and complex models, noise on the message "
+    "simple ones",
     source="Sharma et al. (2019), arXiv:1911.10563; the DP-PVI poster; Heikkilä et al. (2023), "
     "arXiv:2209.11595",
-    says="Noise in the local optimisation works well with simple and complex models, where each client has "
-    "enough records; noise on the updates works best with relatively simple models. Shown on logistic "
-    "regressions and Bayesian networks.",
-    price="As for one coefficient: substitute one record of a client, ε as in the table and δ = {delta}, "
-    "every message is seen, and the number of records is public.",
-    finds="At ε = {first}, the KL to the pooled posterior in six linear coefficients is "
-    "{linear_6_perturbed_update_kl_first} nats with noise on the message, "
-    "{linear_6_site_release_kl_first} with noise on each data point by sites and "
-    "{linear_6_dp_optimisation_kl_first} by descent; in six logistic ones "
+    says="Noise in the local optimisation, that is on each data point, works well with simple and "
+    "complex models if each client has enough records. Noise on the updates, that is on the "
+    "message, works best with relatively simple models. Shown on logistic regressions and "
+    "Bayesian networks.",
+    price="As in the claim above: substitute one record of a client, ε as in the table and δ = "
+    "{delta}, every message is seen, and the number of records is public.",
+    finds="At ε = {first}, the KL to the pooled posterior of a linear regression with six "
+    "coefficients is {linear_6_perturbed_update_kl_first} nats with noise on the message, and "
+    "{linear_6_site_release_kl_first} (sites) and {linear_6_dp_optimisation_kl_first} (descent) "
+    "with noise on each data point. Of a logistic regression it is "
     "{logistic_6_perturbed_update_kl_first}, {logistic_6_site_release_kl_first} and "
-    "{logistic_6_dp_optimisation_kl_first}. The largest error is {logistic_6_site_release_error_first} "
-    "(sites) and {logistic_6_dp_optimisation_error_first} (descent) of the posterior's own sds in the "
-    "logistic ones, {logistic_6_none_error_first} without noise. The network's RMSE is "
-    "{network_none_score_first} without privacy. With noise on the message it is "
+    "{logistic_6_dp_optimisation_kl_first}; the largest error of its coefficients is "
+    "{logistic_6_site_release_error_first} (sites) and {logistic_6_dp_optimisation_error_first} "
+    "(descent) of the posterior's own sds, and {logistic_6_none_error_first} without noise. The "
+    "network's RMSE is {network_none_score_first} without privacy, "
     "{network_perturbed_update_score_first} at ε = {first} and "
-    "{network_perturbed_update_score_last} at {last}; with noise on each data point "
-    "{network_dp_optimisation_score_first} and {network_dp_optimisation_score_last}.",
+    "{network_perturbed_update_score_last} at {last} with noise on the message, and "
+    "{network_dp_optimisation_score_first} and {network_dp_optimisation_score_last} with noise on "
+    "each data point.",
     verdict="corrected",
-    why="In the regressions noise on each data point serves, and noise on the message leaves the prior, "
-    "even at ε = {last}: one record may move all of a message. The network is out of reach: with these "
-    "few thousand records no private mode comes near the one without privacy.",
-    alt="Line chart: divergence from the pooled posterior by ε for a linear and a logistic regression; "
+    why="Noise on each data point serves in the regressions, noise on the message in none of the "
+    "models, and the network is out of reach of both. One record may change a whole message, so "
+    "noise on it leaves little but the prior, even at ε = {last}. With these few thousand records "
+    "no private mode comes near the network without privacy.",
+    alt="Line chart: KL from the pooled posterior by ε for a linear and a logistic regression; "
     "noise on the message stays in the thousands at every ε.",
     setting=SETTING,
     quick={

@@ -118,23 +118,26 @@ def figure(rows):
 CLAIM = Claim(
     paper="Beyond the papers",
     title="With masks a sum of many sites needs hardly more noise than one holder would add",
-    source="fedvi; the price is proved in `docs/proofs/aggregate_view.md`, the protocol in "
-    "`secure_sums.md`",
-    says="The DP-PVI papers have it of a trusted aggregator. With masks that cancel, a server learns "
-    "one noised sum a round, and no answer of a site.",
-    price="ε = {epsilon} and δ = {delta} for a record, {rounds} rounds of all records; {colluding} "
-    "site may collude with the server. View: every message, or only sums. In `sums` a round is "
-    "given up if a site is missing.",
-    finds="Beside messages, the noise of the sum is {few_times} times less with {few} sites, {ten_times} "
-    "times less with {ten} and {many_times} times less with {many}. It is {few_over} % above that of one "
-    "holder of all records with {few} sites, since one of them may tell its share, and {over} % with "
-    "{many}. Where half of {many} sites may be missing it is still {half_times} times less; with {few} "
-    "sites masks then save nothing ({few_half_times}).",
+    source="fedvi; the price is proved in [aggregate view](proofs/aggregate_view.md), the "
+    "protocol in [secure sums](proofs/secure_sums.md)",
+    says="The DP-PVI papers reach this with a trusted aggregator. With masks that cancel, the "
+    "server learns one noised sum a round and no answer of a site.",
+    price="ε = {epsilon} and δ = {delta} for a record, {rounds} rounds of all records; "
+    "{colluding} site may collude with the server. View: every message, or only sums. Where all "
+    "must answer, a round is given up if a site is missing.",
+    finds="Compared with the view of every message, the noise of the sum is {few_times} times "
+    "smaller with {few} sites, {ten_times} times smaller with {ten} and {many_times} times "
+    "smaller with {many}. It is {few_over} % above that of one holder of all records with {few} "
+    "sites, since one of them may tell its share, and {over} % with {many}. Where half of {many} "
+    "sites may be missing it is still {half_times} times smaller; with {few} sites masks then "
+    "save nothing ({few_half_times}).",
     verdict="reproduced",
-    why="Each site adds noise for a sum of all that answer honestly, in place of its own message "
-    "alone. Of few sites the one that may collude is a large part, and the saving is smaller. It holds "
-    "for answers that are fresh in each round; those that keep their own noise are priced as messages "
-    "(see the claim on shares of the noise above).",
+    why="With {many} sites the noise of a masked sum is {over} % above that of one holder of all "
+    "records, with {few} sites {few_over} %. Each site adds only its share of the noise for a sum "
+    "of all that answer honestly. Of few sites the one that may collude is a large part, so the "
+    "saving is smaller. This holds for answers that are fresh in each round; those that keep "
+    "their own noise are priced as messages (see the claim above that each client adds a share of "
+    "the noise).",
     alt="Line chart: noise of the sum by the number of sites; it grows with the root of the sites "
     "where messages are seen; where only sums are it falls, as sites are added, to that of one holder.",
     setting=SETTING,

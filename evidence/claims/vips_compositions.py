@@ -10,7 +10,7 @@ NAMES = {
     "moments": "moments (2016)",
     "rdp": "RDP",
     "pld": "PLD",
-    "fixed": "PLD, fixed size, substitute",
+    "fixed": "PLD, fixed-size batches, substitute",
 }
 SETTING = {
     "noise_multiplier": 1.24,
@@ -73,7 +73,7 @@ def figure(rows):
     return Chart(
         "add_remove unless said; every round is seen",
         "rounds",
-        "ε, the same noise",
+        "ε of the same noise",
         lines,
         log_x=True,
         log_y=True,
@@ -84,21 +84,21 @@ CLAIM = Claim(
     paper="VIPS",
     title="Over rounds, advanced composition and zCDP beat linear, and moments beat both",
     source="Park, Foulds, Chaudhuri and Welling (2016), arXiv:1611.00340, and (2020), JAIR 68",
-    says="The preprint: zCDP needs less noise than advanced composition, and that less than linear. "
-    "The journal version takes the moments accountant with sampled batches, and finds it far "
-    "ahead of strong composition.",
-    price="One epoch of the journal version's topics: {batch} of {documents} documents a round, noise ÷ "
-    "clip norm {noise_multiplier}, δ = {delta}; view: every round is seen. Read as "
-    "Poisson batches it costs {pld} under add_remove and {substitute} under substitute. Their "
-    "code draws batches of a fixed size, which cost {fixed} under substitute.",
-    finds="After an epoch of {epoch} rounds: linear {linear}, advanced {advanced}, zCDP {zcdp}, "
-    "moments {moments}, RDP {rdp}, PLD {pld}. Strong composition gains nothing over linear in "
-    "so few rounds.",
+    says="The preprint: for the same ε zCDP needs less noise than advanced composition, and that "
+    "needs less than linear. The journal version takes the moments accountant with sampled "
+    "batches, and finds it far ahead of strong (that is, advanced) composition.",
+    price="One epoch of the journal version's topics: {batch} of {documents} documents a round, "
+    "noise ÷ clip norm {noise_multiplier}, δ = {delta}; view: every round is seen. In Poisson "
+    "batches this noise costs {pld} under add_remove and {substitute} under substitute. The "
+    "papers' code draws batches of a fixed size, which cost {fixed} under substitute.",
+    finds="After an epoch of {epoch} rounds the same noise costs ε = {linear} by linear "
+    "composition, {advanced} by advanced composition, {zcdp} by zCDP, {moments} by moments, {rdp} "
+    "by RDP and {pld} by PLD. Advanced composition gains nothing over linear in so few rounds.",
     verdict="corrected",
-    why="Moments are far ahead of strong composition, as the journal version says. The preprint's "
-    "zCDP is ahead of no method that counts sampling, which does not amplify it (its two-step recipe, "
-    "which says so, bounds nothing), so it is for full batches. And PLD asks for less than "
-    "moments.",
+    why="Moments are far ahead, as the journal version says, but over an epoch zCDP states more "
+    "than linear composition. Sampling does not amplify zCDP, so it suits full batches; the "
+    "preprint has a recipe in two steps that amplifies it all the same, which is no valid bound. "
+    "PLD states less than moments.",
     alt="Line chart: ε by rounds for seven compositions of the same noise; after {epoch} rounds "
     "linear is at {linear}, moments at {moments}, PLD at {pld}.",
     setting=SETTING,

@@ -158,8 +158,10 @@ def table(rows):
             line.append(f"{said(of(rows, 'perplexity', **own))} ({signal})")
         lines.append(line)
     return [
-        "the papers' noise ÷ clip norm", "ε by moments", "the same noise by PLD",
-        *(f"perplexity at that ε, {title} (signal ÷ noise foreseen)" for title in COMPOSITIONS.values()),
+        "noise ÷ clip norm by moments", "ε by moments", "ε of this noise by PLD",
+        *(
+            f"perplexity at ε by {title} (predicted signal ÷ noise)" for title in COMPOSITIONS.values()
+        ),
     ], lines  # fmt: skip
 
 
@@ -184,7 +186,7 @@ def figure(rows):
     lines.append(Line("topics, not private", level, look=6, dash=2))
     return Chart(
         "add_remove a document; every round is seen; lower is better",
-        "ε, by the composition named",
+        "ε by the composition that is named",
         "completion perplexity, held out", lines,
         log_x=True, at=of(rows, "unigram")[0], at_name="word frequencies, not private",
     )  # fmt: skip
@@ -194,23 +196,26 @@ CLAIM = Claim(
     paper="VIPS",
     title="Of 400,000 documents topics can be learnt privately, if composition is counted well",
     source="Park et al. (2020), JAIR 68, §4, and the setting of its code",
-    says="One epoch of batches of 20,000 out of 400,000 documents of Wikipedia, 50 topics: priced by "
-    "moments, perplexity is far below that of strong composition.",
-    price="Add or remove one document, {rounds} Poisson batches at rate {rate}, δ = {delta}; view: every "
-    "round is seen. Wikipedia's documents of that year are not to be had: {documents} documents of {words} "
-    "words are drawn from {topics} topics that were fitted to news groups (a vocabulary of {vocabulary} "
-    "words, taken as public).",
-    finds="Held-out completion perplexity: {none} without privacy, {truth} by the topics that documents "
-    "were drawn from, {unigram} by word frequencies alone. At the noise whose ε is {last} by moments: "
-    "{moments_last}; at that ε by PLD {pld_last}, by advanced composition {advanced_last}, by linear "
-    "{linear_last}. At ε = {first}: {moments_first}, {pld_first}, {advanced_first} and {linear_first}. "
-    "By PLD the papers' noise costs {exact_last} and {exact_first}.",
+    says="One epoch of batches of 20,000 out of 400,000 documents of Wikipedia, 50 topics: with "
+    "the noise that moments ask for, perplexity is far below that with the noise of strong "
+    "(advanced) composition.",
+    price="Add or remove one document, {rounds} Poisson batches at rate {rate}, δ = {delta}; "
+    "view: every round is seen. The paper's documents of Wikipedia are not available. In their "
+    "place, {documents} documents of {words} words are drawn from {topics} topics that were "
+    "fitted to news groups (a vocabulary of {vocabulary} words, taken as public).",
+    finds="Held-out completion perplexity (lower is better) is {none} without privacy, {truth} "
+    "with the topics that documents were drawn from, and {unigram} with word frequencies alone. "
+    "At ε = {last}, the noise that moments ask for leaves {moments_last}, PLD's {pld_last}, that "
+    "of advanced composition {advanced_last}, and that of linear composition {linear_last}. At ε "
+    "= {first} they leave {moments_first}, {pld_first}, {advanced_first} and {linear_first}. By "
+    "PLD the noise of moments costs only {exact_last} and {exact_first}.",
     verdict="reproduced",
-    why="The order is the papers', and PLD is ahead of it at the same promise. The signal-to-noise ratio "
-    "that `fedvi check` foretells sorts them: fits of {ahead} or more beat word frequencies, those of "
-    "{behind} or less do not.",
-    alt="Line chart: held-out perplexity by ε for four compositions; PLD lowest, then moments, both below "
-    "word frequencies; advanced and linear composition near or above them.",
+    why="On documents drawn from a topic model the order is the papers', and PLD is ahead of "
+    "moments at the same ε. The signal-to-noise ratio that `fedvi check` predicts sorts the fits: "
+    "those of {ahead} or more beat word frequencies, those of {behind} or less do not.",
+    alt="Line chart: held-out perplexity by ε for the noise of four compositions; PLD lowest, "
+    "then moments, both below word frequencies; advanced and linear composition near or above "
+    "them.",
     setting=SETTING,
     quick={"documents": 1_000, "held_out": 200, "noises": [0.0, 1.1], "rounds": 6},
     run=run,

@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+import math
 import os
 import re
 import shutil
@@ -24,6 +25,21 @@ FAST = (
 
 def test_the_page_says_what_its_result_files_say() -> None:
     assert page.check() == []
+
+
+@pytest.mark.parametrize("name", claims.ALL)
+def test_the_table_of_verdicts_has_the_first_sentence_of_each(name: str) -> None:
+    if not (page.RESULTS / f"{name}.json").is_file():
+        pytest.skip("not run yet")
+    claim = base.load(name)
+    text = page.PAGE.read_text(encoding="utf-8")
+    ((verdict, short),) = re.findall(
+        rf"^\| [^|]* \| \[{re.escape(claim.title)}\]\(#[^)]*\) \| \*\*(.*?)\*\*: (.*) \|$",
+        text,
+        re.MULTILINE,
+    )
+    assert verdict == claim.verdict
+    assert f"**Verdict: {verdict}.** {short}" in text
 
 
 @pytest.fixture
@@ -206,6 +222,17 @@ def test_names_at_the_axis_of_a_figure_are_written_and_their_points_not_joined()
         assert named.count(f">{name}</text>") == 1
     joins = [len(re.findall(r'fill="none" stroke="#', drawn)) for drawn in (plain, named)]
     assert joins == [2, 0]
+
+
+def test_long_names_at_the_axis_of_a_figure_end_above_its_title() -> None:
+    names = ["10, unbalanced-1", "200, a name that is longer"]
+    drawn = svg(Chart("", "title", "y", [Line("a", [(0, [1.0]), (1, [2.0])])], x_names=names), "")
+    (title,) = re.findall(r'y="(\d+)" text-anchor="middle"', drawn)
+    places = re.findall(r'rotate\(-40 [\d.]+ (\d+)\)">([^<]*)<', drawn)
+    assert len(places) == len(names)
+    for start, name in places:
+        # A letter of 14 pixels is about 7 wide; capitals of the title are 12 high.
+        assert int(start) + 7.0 * len(name) * math.sin(math.radians(40)) < int(title) - 12
 
 
 def test_pictures_keep_every_pixel_in_sixteen_levels_of_grey() -> None:
