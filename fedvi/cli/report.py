@@ -85,7 +85,7 @@ def report(
     as_json: bool,
 ) -> None:
     """Write a report on a finished run: one HTML page that loads nothing from elsewhere, the same as
-    Markdown, and its numbers as JSON and CSV. Needs fedvi[report].
+    Markdown, and its numbers as JSON and CSV. HTML and Markdown need fedvi[report].
 
     RUN is the --out folder of `fedvi simulate`, or the --state folder of a server.
 
