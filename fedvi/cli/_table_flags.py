@@ -15,12 +15,12 @@ __all__ = ["columns_flag", "names_of", "separator_flag"]
 columns_flag = click.option(
     "--columns",
     metavar="NAME,NAME,…",
-    help="The names of all columns, in order, if the file's first line does not have them.",
+    help="Names of all columns, in order, if the file's first line does not have them.",
 )
 separator_flag = click.option(
     "--separator",
     metavar="CHARACTER",
-    help="What stands between cells. [default: as in the first line]",
+    help="The character between cells. [default: as in the first line]",
 )
 
 

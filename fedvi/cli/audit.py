@@ -27,7 +27,7 @@ __all__ = ["audit"]
     type=click.IntRange(min=400),
     default=40_000,
     show_default=True,
-    help="Runs on either side of a worst-case pair. More find smaller faults.",
+    help="Runs on each of the two data sets of a worst-case pair. More find smaller faults.",
 )
 @click.option(
     "--data",
@@ -40,7 +40,7 @@ __all__ = ["audit"]
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Seed of what is drawn.",
+    help="Seed of all that the audit draws.",
 )
 @click.option(
     "--seconds",
@@ -51,7 +51,7 @@ __all__ = ["audit"]
     "--one-table",
     "one_table",
     is_flag=True,
-    help="Also look at fedvi.DPSVI and fedvi.VIPS, which no study runs, at the study's clip norm.",
+    help="Also audit fedvi.DPSVI and fedvi.VIPS, at the study's clip norm. No study runs them.",
 )
 @click.option(
     "--self-test",
@@ -75,34 +75,35 @@ def audit(
     names a file: records are made up within the bounds of the study's schema.
 
     \b
-    price    computes charges and the stated ε a second time, with other code. Do ledgers
-             stop at their budget?
-    client   interrupts a client, sets it back, gives it another task. Is noise fresh?
-             Does one release have one message? Are secrets erased?
-    worst    searches for records that move a total most, beyond the study's columns.
-             Do they move it further than is charged?
-    replay   runs each solver, for every client and planned visit, on data that differ
-             in one record, with the same randomness. How far do totals move? Is
-             anything but noised totals in a message or a public metric? Is the noise
-             as charged, whatever the records? Are noise and batches fresh?
-    sums     (view = "aggregate") Does the server show anything but sums, if answers
-             come late or too few come?
-    sampler  draws batches. Are they what the price assumes?
-    profile  runs sampler, clip and noise on the worst pair of data sets, thousands of
-             times. Do outputs tell them apart better than the claimed δ(ε) allows? One
-             gap above 0 refutes the claim, with 99 % confidence.
-
-    An audit finds faults and proves nothing: what it cannot see is in docs/audit.md.
-
-    \b
       fedvi audit examples/heart-disease/study.toml
       fedvi audit study.toml --trials 160000 --json
       fedvi audit study.toml --self-test --one-table
 
+    \b
+    price    computes charges and the stated ε a second time, with other code. Do
+             ledgers stop at their budget?
+    client   interrupts a client, sets it back, gives it another task. Is noise
+             fresh? Does one release have one message? Are secrets erased?
+    worst    searches for records, also outside the schema's bounds, that move a
+             total most. Do they move it further than is charged?
+    replay   runs each solver, for every client and planned visit, on data that
+             differ in one record, with the same randomness. How far do totals
+             move? Is anything but noised totals in a message or a public metric?
+             Is the noise as charged, whatever the records? Are noise and batches
+             fresh?
+    sums     (view = "aggregate") Does the server show anything but sums, if
+             answers come late or too few come?
+    sampler  draws batches. Are they what the price assumes?
+    profile  runs sampler, clip and noise on the worst pair of data sets,
+             thousands of times. Do outputs tell them apart better than the
+             claimed δ(ε) allows? One gap above 0 refutes the claim, with 99 %
+             confidence.
+
+    An audit finds faults and proves nothing: what it cannot see is in docs/audit.md.
+
     Exit codes: 0 nothing found, or nothing to audit; 1 a check failed, or the study's code raised an
-    error; 2 the study is wrong. What is NOT CHECKED is no pass: then `passed` is null in the JSON, and
-    the exit code is 0. What a self-test misses is listed, and changes no exit code: that is no fault of
-    the study.
+    error; 2 the study is wrong. NOT CHECKED is no pass: `passed` is then null in the JSON, and the exit
+    code is 0. Faults that a self-test does not find are listed, and change no exit code.
     """
     description = load_study(study)
     if not description.privacy.private:

@@ -16,19 +16,22 @@ __all__ = ["backup"]
     "--to",
     required=True,
     type=click.Path(path_type=Path),
-    help="A new folder, such as backups/2026-03-01.",
+    help="New folder for the copy.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was copied as JSON.")
 def backup(state: Path, to: Path, as_json: bool) -> None:
     """Copy a server's state, and verify the copy. STATE may be in use: the server goes on.
 
-    To restore, start the server with the copy as its --state. If a client went on since the
-    copy was made, it refuses, and says that the server was set back. The copy then still holds the
-    posterior and the ledgers of its day, but the run cannot go on from it.
+    \b
+      fedvi backup .fedvi/trauma/server --to backups/2026-03-01
+
+    To restore, start the server with the copy as its --state. A client that went on since the copy was
+    made refuses it, and says that the server was set back. The copy then still holds the posterior and
+    the ledgers of its day, but the run cannot go on from it.
 
     Never copy a client's state: it holds secrets that must be erased once they are used.
 
-    Exit codes: 0 copied and verified; 2 STATE is no server's state, or DIR is not empty; 5 STATE is
+    Exit codes: 0 copied and verified; 2 STATE is no server's state, or --to is not empty; 5 STATE is
     damaged, or the disk is full.
     """
     found = backups.back_up(state, to)

@@ -24,7 +24,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print what was don
 _out = click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the certificate goes; a file that is there is not overwritten.",
+    help="New file for the certificate. [default: NAME.pem]",
 )
 
 
@@ -32,20 +32,29 @@ _out = click.option(
 def ca() -> None:
     """Sign, renew and revoke the certificates of a federation.
 
-    One authority, at the coordinator. Each party makes its key with `fedvi enroll` and sends a
-    request; `sign` returns a certificate and puts it on the roster, roster.json, by which the
-    server lets clients in. Copy the roster to the server's TLS folder after every change, or start
-    the server with --roster: it reads the file again by itself.
+    \b
+      fedvi ca init authority --name "Trauma consortium"
+      fedvi ca sign request.pem --ca authority --name north --out north.pem
+      fedvi ca list --ca authority
+      fedvi ca revoke north --ca authority
+
+    The coordinator keeps one authority. Each party makes its key with `fedvi enroll` and sends a
+    request. `sign` writes a certificate and puts it on the roster, roster.json, the list of who is let
+    in. Start the server with --roster authority/roster.json, which it reads again by itself, or copy
+    the roster to the server's TLS folder after every change.
     """
 
 
 @ca.command()
 @click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--name", required=True, help='Whose authority it is, such as "Trauma consortium".')
-@click.option("--days", default=3650, show_default=True, help="How long it lives.")
+@click.option("--days", default=3650, show_default=True, help="Days until its certificate expires.")
 @_json
 def init(folder: Path, name: str, days: int, as_json: bool) -> None:
     """Make an authority in FOLDER. Keep ca.key there, and give ca.pem to every party.
+
+    \b
+      fedvi ca init authority --name "Trauma consortium"
 
     Send the fingerprint over a different channel, so that each party can check what it got.
     """
@@ -55,17 +64,17 @@ def init(folder: Path, name: str, days: int, as_json: bool) -> None:
 @ca.command()
 @click.argument("request", type=click.Path(dir_okay=False, path_type=Path))
 @_folder
-@click.option("--name", help="The name that the request must have; any other is refused.")
+@click.option("--name", help="Refuse a request with another name. [default: any name]")
 @click.option(
     "--role",
     type=click.Choice(certificates.ROLES),
     default="client",
     show_default=True,
-    help="The role that the request must ask for; any other is refused.",
+    help="Refuse a request for another role.",
 )
-@click.option("--days", default=90, show_default=True, help="How long the certificate lives.")
+@click.option("--days", default=90, show_default=True, help="Days until the certificate expires.")
 @click.option(
-    "--new-key", is_flag=True, help="Sign though the name is on the roster with another key."
+    "--new-key", is_flag=True, help="Sign even if the roster has another key for this name."
 )
 @_out
 @_json
@@ -80,6 +89,9 @@ def sign(
     as_json: bool,
 ) -> None:
     """Sign a party's REQUEST and put the certificate on the roster.
+
+    \b
+      fedvi ca sign request.pem --ca authority --name north --out north.pem
 
     Compare the key's fingerprint with what `fedvi enroll` printed at the site. A party that is on
     the roster may send a new request for the same key at any time: its certificate is renewed.
@@ -100,7 +112,7 @@ def sign(
 @click.argument("name", required=False)
 @_folder
 @click.option(
-    "--days", type=int, help="How many days it is valid: 90 for a party, 3650 for the authority."
+    "--days", type=int, help="Days until it expires. [default: 90; 3650 for the authority]"
 )
 @_out
 @_json
@@ -109,10 +121,12 @@ def renew(
 ) -> None:
     """Make a certificate with new dates for the party NAME.
 
-    Without NAME, it is the authority's own certificate.
+    \b
+      fedvi ca renew north --ca authority --out north.pem
 
-    The key stays, so nothing that was signed has to be signed again. The old certificate stays
-    valid until it ends, so that there is time to install the new one.
+    Without NAME, it renews the authority's own certificate. The key stays, so nothing that was signed
+    has to be signed again. The old certificate stays valid until it expires, so that there is time to
+    install the new one.
     """
     if name is None:
         if out is not None:
@@ -130,10 +144,16 @@ def renew(
 @ca.command()
 @click.argument("name")
 @_folder
-@click.option("--fingerprint", help="Revoke this one certificate of the party alone.")
+@click.option(
+    "--fingerprint",
+    help="Revoke only the certificate with this fingerprint. [default: all of NAME]",
+)
 @_json
 def revoke(name: str, folder: Path, fingerprint: str | None, as_json: bool) -> None:
     """Take the party NAME off the roster, so that servers refuse it.
+
+    \b
+      fedvi ca revoke north --ca authority
 
     Copy roster.json to the server, unless the server reads this one. It then refuses NAME's next call.
     """
@@ -149,7 +169,11 @@ def revoke(name: str, folder: Path, fingerprint: str | None, as_json: bool) -> N
 @_folder
 @click.option("--json", "as_json", is_flag=True, help="Print the roster as JSON.")
 def listing(folder: Path, as_json: bool) -> None:
-    """Show who is on the roster, until when, and who was revoked."""
+    """Show who is on the roster, until when, and who was revoked.
+
+    \b
+      fedvi ca list --ca authority
+    """
     own, members = authority.members(folder)
     at = certificates.now()
     rows = [

@@ -29,21 +29,25 @@ __all__ = ["check"]
 @click.option(
     "--policy",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also ask a site's own policy (TOML) whether it would take part.",
+    help="Also check the study against a site's own policy (TOML).",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def check(study: Path, policy: Path | None, as_json: bool) -> None:
     """Validate a study file and print its plan: what would be released, how often, with how much
     noise, at what cost per client, and how many numbers would leave. Reads no data.
 
-    If the study leaves out the noise, it is calibrated exactly as a run would. The cost is printed under
-    both relations: add/remove (with or without one unit) and substitute (one unit replaced by another).
-    "not offered" means that the plan has no price under that relation. [privacy] unit says whom the promise
-    protects: a record (a row), a patient with all rows, or a client with all its records.
+    \b
+      fedvi check examples/heart-disease/study.toml
+      fedvi check study.toml --policy policy.toml
 
-    For a private study, it also estimates how far the signal stands out of the noise, in this mode and
-    in the others, and recommends one. If the study does not declare that no unit is at two clients, it
-    also prints what all clients cost together. `fedvi privacy` explains the numbers further.
+    If the study leaves out the noise, it is calibrated as in a run. The cost is printed under both
+    relations: add/remove (with or without one unit) and substitute (one unit replaced by another). "not
+    offered" means that the plan has no price under that relation. [privacy] unit says what is protected:
+    a record (a row), a patient with all rows, or a client with all its records.
+
+    For a private study, it also prints the signal-to-noise ratio of each private mode, and recommends
+    one. If the study does not declare that no unit is at two clients, it also prints what all clients
+    cost together. `fedvi privacy` explains the numbers further.
     """
     described = load_study(study)
     judge = {} if policy is None else {"": load_policy(policy)}

@@ -42,7 +42,7 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
 
 @click.command()
 @click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--as", "name", required=True, help="Which of the study's clients this is.")
+@click.option("--as", "name", required=True, help="Name of this client in the study.")
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -52,30 +52,30 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
 @click.option(
     "--cache",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Keep prepared records in hidden temporary files in this folder, which are gone when the client "
-    "ends. [default: in memory; from 512 MiB up, in the system's folder for temporary files]",
+    help="Keep prepared records in hidden temporary files in this folder, and delete them when the client "
+    "ends. [default: in memory; from 512 MiB, in the system's temporary folder]",
 )
 @click.option(
     "--server",
     envvar="FEDVI_SERVER",
     metavar="HOST:PORT",
-    help="Where the server is; or the environment variable FEDVI_SERVER.",
+    help="Address of the server. [env: FEDVI_SERVER]",
 )
 @click.option(
     "--task",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="In place of --server, where there is no network to it: the file that `fedvi export` made "
-    "for this site. Its answer is written to a file.",
+    help="Without a network, in place of --server: the task file that `fedvi export` made for this site. "
+    "The answer is written to a file.",
 )
 @click.option(
     "--result",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="With --task: the file of the answer. [default: beside the task, ending in .result]",
+    help="With --task: file for the answer. [default: beside the task, ending in .result]",
 )
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the ledger and what is on its way are kept. Never copy it back from a backup. "
+    help="Folder of the ledger and of answers that are not yet confirmed. Never restore it from a backup. "
     "[default: .fedvi/STUDY/NAME]",
 )
 @click.option(
@@ -91,26 +91,27 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
 @click.option(
     "--policy",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="This site's own policy (TOML), which caps what it will do. What it charges for life is "
-    "kept beside the file, in a folder of its name ending in .life.",
+    help="This site's own policy (TOML), which limits what it will answer. What it charges for life is "
+    "kept beside the file: of policy.toml, in the folder policy.life.",
 )
 @click.option(
     "--private-metrics",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep what the solver tells of the records in this folder. Nobody paid for these numbers: "
-    "they are for this site's eyes alone.",
+    help="Write what the solver measures on the records to this folder. These numbers are not protected: "
+    "only this site may see them.",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["plain", "json"]),
     default="plain",
-    help="How lines on standard error are written.",
+    show_default=True,
+    help="Format of the lines on standard error.",
 )
 @click.option(
     "--give-up-after",
     type=click.FloatRange(min=0.0),
     metavar="SECONDS",
-    help="End with code 3 if the server cannot be reached for this long. Left out: never.",
+    help="End with code 3 if the server cannot be reached for this long. [default: never]",
 )
 def client(
     study: Path,
@@ -130,19 +131,21 @@ def client(
 ) -> None:
     """Take part in a federation, as one of its sites, beside its records.
 
-    Only dials out. Asks the server for tasks, checks each against the budget and the site's policy,
-    charges the ledger, and only then reads the records; sends noised answers. Stopped by SIGTERM,
-    killed or cut off, it goes on where it was when it is started again with the same state.
-
     \b
-      fedvi client study.toml --as north --data north.csv --server fedvi.example.org:7443 --tls tls
+      fedvi client study.toml --as north --data north.csv --tls tls \\
+        --server fedvi.example.org:7443
+
+    It dials the server and opens no port. It asks for tasks, checks each against the budget and the
+    site's policy, charges the ledger, and only then reads the records and sends a noised answer. If it
+    is stopped, killed or cut off, start it again with the same --state: it goes on where it was.
 
     Without a network to the server, answer a task that was carried here, and carry the result back. It
     counts as sent once a later task file says that it arrived; until then, the same command writes the
     same answer again. `fedvi export --help` shows a whole round.
 
     \b
-      fedvi client study.toml --as north --data north.csv --task north-0.task --tls tls
+      fedvi client study.toml --as north --data north.csv --tls tls \\
+        --task north-0.task
 
     Exit codes: 0 the run is over, the result is written, or SIGTERM or Ctrl-C came; 1 the task file is
     not for this site, of another study, or an old one; 2 the study, the data or the command line is

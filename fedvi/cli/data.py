@@ -25,14 +25,14 @@ _PUBLIC = (
 
 @click.group()
 def data() -> None:
-    """Look at a table before and beside a study, or share a table out.
+    """Inspect a table, alone or against a study, or split one among simulated clients.
 
     \b
-      fedvi data inspect north.csv                         # what is in it, without a study
-      fedvi data inspect study.toml --data north.csv       # how it fits the study
-      fedvi data split all.csv --by hospital --out shards  # a federation to simulate
+      fedvi data inspect north.csv                         # what is in it
+      fedvi data inspect study.toml --data north.csv       # how it fits a study
+      fedvi data split all.csv --by hospital --out shards  # clients to simulate
 
-    They run on the machine that holds the records, and send nothing.
+    Both run on the machine that holds the records, and send nothing.
     """
 
 
@@ -42,7 +42,7 @@ def data() -> None:
     "--data",
     "path",
     type=click.Path(path_type=Path),
-    help="With a study: the file. [default: that of --as, where the study names one]",
+    help="With a study: the file to check. [default: the file that the study names for --as]",
 )
 @click.option("--as", "name", metavar="NAME", help="With a study: the client whose file it is.")
 @columns_flag
@@ -59,7 +59,7 @@ def inspect(
     """Check how a file fits a study, or describe a file. Stays on this machine, and writes nothing.
 
     With a study, it prints for each declared column how many cells fit, are missing, are outside the
-    bounds or have no declared level, with examples. It also prints how many records count as zero and
+    bounds or are no declared level, with examples. It also prints how many records count as zero and
     because of which column, what share is clipped, and how many rows a patient has. Without a study,
     it prints likely types, ranges and levels.
 
@@ -105,10 +105,13 @@ def inspect(
     "--label-skew",
     type=float,
     metavar="K",
-    help="Above 0 takes positive records from small clients, below 0 gives them more. [default: 0]",
+    help="Small clients hold a share b + (1 − b) K of negatives, where b is that of all records: fewer "
+    "positives than the rest if K > 0, more if K < 0. [default: 0]",
 )
 @click.option(
-    "--label", metavar="COLUMN", help="The column that --label-skew is about; it has two values."
+    "--label",
+    metavar="COLUMN",
+    help="The column of labels, which --label-skew needs; it has two values.",
 )
 @click.option(
     "--positive", metavar="CELL", help="Which of its two values is positive. [default: 1]"
@@ -116,16 +119,22 @@ def inspect(
 @click.option(
     "--together",
     metavar="COLUMN",
-    help="With --balanced: keeps the rows of one patient, named by this column, at one client.",
+    help="With --balanced: keep all rows of one patient, named by this column, at one client.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="Seed of the random split.",
+)
 @columns_flag
 @separator_flag
 @click.option(
     "--out",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder for one file a client; a file that is there is not overwritten.",
+    help="Folder for the files CLIENT.csv; none is overwritten.",
 )
 def split(
     file: Path,
@@ -149,13 +158,14 @@ def split(
     \b
       fedvi data split all.csv --by hospital --out shards
       fedvi data split all.csv --clients 10 --balanced --out shards
-      fedvi data split visits.csv --clients 4 --balanced --together patient --out shards
-      fedvi data split adult.csv --clients 10 --size-skew 0.75 --label-skew 0.95 \\
-        --label income --positive '>50K' --out shards
+      fedvi data split visits.csv --clients 4 --balanced --together patient \\
+        --out shards
+      fedvi data split adult.csv --clients 10 --size-skew 0.75 \\
+        --label-skew 0.95 --label income --positive '>50K' --out shards
 
     The skewed split is that of the DP-PVI experiments (Heikkilä et al. 2023): half of the clients are
-    small, and hold other labels than the rest. For simulations and public data: it looks at all records
-    at once, which no federation can.
+    small, and their labels are distributed otherwise. For simulations and public data: it looks at all
+    records at once, which no federation can.
     """
     from fedvi.data import guess, splits, tables
     from fedvi.data.cells import Wanted

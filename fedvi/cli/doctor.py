@@ -49,7 +49,7 @@ _SLOW_SECONDS = 0.25
     help="The folder of this party's key and certificates.",
 )
 @click.option(
-    "--insecure", is_flag=True, help="The server speaks plaintext, and not on this machine."
+    "--insecure", is_flag=True, help="The server is on another machine and speaks clear text."
 )
 @click.option(
     "--state",
@@ -67,14 +67,18 @@ def doctor(
 ) -> None:
     """Look at everything between a client and its server, and explain what is wrong.
 
-    Checks this party's certificates, DNS, the port, the TLS handshake, both certificates' names and
-    dates, the roster, the versions of both sides; with STUDY, that the server runs the same one;
-    with --state, the disk and, with STUDY too, the ledger against the server's. Reads no data and
-    charges no ledger. To compare a ledger it calls the server, which then shows this client as just
-    heard from.
+    \b
+      fedvi doctor --server fedvi.example.org:7443 --tls tls
+      fedvi doctor study.toml --server fedvi.example.org:7443 --tls tls \\
+        --state .fedvi/trauma/north
 
-    Exit codes: 0 nothing failed; 3 no connection or no TLS; 4 the certificate does not allow it;
-    5 a ledger was rolled back; 1 something else.
+    It checks this party's certificates, DNS, the port, the TLS handshake, both certificates' names and
+    dates, the roster, and the versions of both sides; with STUDY, that the server runs the same study;
+    with --state, the disk; with both, the ledger against the server's. It reads no data and charges no
+    ledger. Where it compares ledgers, the server then shows this client as just heard from.
+
+    Exit codes: 0 nothing failed; 1 something else failed; 3 no connection or no TLS; 4 the certificate
+    does not allow it; 5 a ledger was rolled back.
     """
     host, port = probe.parse_address(server)
     found = [_versions(), *([] if state is None else _disk(state))]

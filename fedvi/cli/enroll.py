@@ -19,32 +19,32 @@ __all__ = ["enroll"]
     "folder",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of this party's key and certificates: what --tls names later.",
+    help="Folder for this party's key and certificates; other commands take it as --tls.",
 )
 @click.option(
     "--role",
     type=click.Choice(certificates.ROLES),
-    help="A site, the server, or one who pauses and stops runs. [default: client]",
+    help="client: a site; server; admin: an operator, who pauses and stops runs. [default: client]",
 )
 @click.option(
     "--host",
     "hosts",
     multiple=True,
-    help="A DNS name or IP address under which clients reach this server; may be repeated.",
+    help="For a server: a DNS name or IP address that clients dial. May be repeated.",
 )
 @click.option(
-    "--keep-key", is_flag=True, help="Ask for a new certificate for the key that is there."
+    "--keep-key", is_flag=True, help="Request a new certificate for the key that the folder has."
 )
 @click.option(
     "--certificate",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Install the certificate that came back.",
+    help="Install this certificate, which came back from the coordinator.",
 )
 @click.option(
     "--ca",
     "authority",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The authority's ca.pem; not needed where the folder has it already.",
+    help="The authority's ca.pem; not needed if the folder has it.",
 )
 @click.option(
     "--fingerprint",
@@ -62,13 +62,14 @@ def enroll(
     fingerprint: str | None,
     as_json: bool,
 ) -> None:
-    """Make the key of the party NAME and a request for a certificate; later, install it.
-
-    The key never leaves this folder. A client's NAME is that of its entry in the study.
+    """Make the key of the party NAME and a request for a certificate; later, install the certificate.
 
     \b
-      fedvi enroll north --dir tls                     # send tls/request.pem to the coordinator
-      fedvi enroll north --dir tls --certificate north.pem --ca ca.pem --fingerprint HEX
+      fedvi enroll north --dir tls  # then send tls/request.pem to the coordinator
+      fedvi enroll north --dir tls --certificate north.pem --ca ca.pem \\
+        --fingerprint HEX
+
+    The key never leaves this folder. A client's NAME is that of its entry in the study.
     """
     if certificate is None:
         if authority is not None or fingerprint is not None:

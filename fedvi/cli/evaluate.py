@@ -30,8 +30,8 @@ _WARNING = (
 @click.option(
     "--draws",
     type=click.IntRange(min=2),
-    help="Draws of θ, for a model whose predictions have no quadrature and no closed form. [default: 1000; "
-    "200 for models of whole records]",
+    help="Draws of θ, for models whose predictions have neither quadrature nor closed form. "
+    "[default: 1000; 200 for models of whole records]",
 )
 @click.option(
     "--plot",
@@ -45,7 +45,10 @@ def evaluate(run: Path, test: Path, draws: int | None, plot: Path | None, as_jso
     conjugate models of whole records: their mean log-likelihood, the perplexity of documents, or the
     share of units that a belief network gets right.
 
-    RUN is the folder of `fedvi simulate --out`, or of a server's --state.
+    \b
+      fedvi evaluate run public.csv --plot calibration.png
+
+    RUN is the --out folder of `fedvi simulate`, or the --state folder of a server.
 
     The figures are not protected. The test file must be public or the server's own, without a record of
     any client. In a run with protection, a file that a site of the study names is refused.

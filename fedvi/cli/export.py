@@ -21,7 +21,7 @@ __all__ = ["export"]
     "folder",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the files go: NAME-VISIT.task for each client that has work.",
+    help="Folder for the files, NAME-VISIT.task for each client that has work.",
 )
 @click.option(
     "--tls",
@@ -34,18 +34,18 @@ __all__ = ["export"]
     "clients",
     multiple=True,
     metavar="NAME",
-    help="Only this client, also if it is away; may be repeated. [default: all that are not away, and "
-    "all at the end]",
+    help="Only this client, even if it is away. May be repeated. [default: all that are not away; at the "
+    "end, all]",
 )
 @click.option(
     "--roster",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Who is let in; nobody else is given a task. [default: roster.json in --tls]",
+    help="List of who is let in; nobody else gets a task. [default: roster.json in --tls]",
 )
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the run is kept, as for `fedvi server`. [default: .fedvi/STUDY/server]",
+    help="Folder of the run, as for `fedvi server`. [default: .fedvi/STUDY/server]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def export(
@@ -59,27 +59,29 @@ def export(
 ) -> None:
     """Write the tasks of sites that have no network to the server into signed files.
 
-    A round that travels by hand has four steps, and each may be done again without harm:
+    A round by hand has these steps, and each may be repeated without harm:
 
     \b
-      at the server    fedvi export study.toml --to out --tls tls/server --roster authority/roster.json
-                       carry out/north-0.task to the hospital north
-      at the hospital  fedvi client study.toml --as north --data north.csv --tls tls \\
-                           --task north-0.task
-                       carry north-0.result back
-      at the server    fedvi import study.toml north-0.result --tls tls/server \\
-                           --roster authority/roster.json
-                       once all results are in, export again for the next round
-      at the end       the same export: out/north-end.task tells the hospital, by the same command,
-                       that its last answer arrived
+      1. At the server; then carry out/north-0.task to the hospital north:
+           fedvi export study.toml --to out --tls tls/server \\
+             --roster authority/roster.json
+      2. At the hospital; then carry north-0.result back:
+           fedvi client study.toml --as north --data north.csv --tls tls \\
+             --task north-0.task
+      3. At the server; once all results are in, export again for the next round:
+           fedvi import study.toml north-0.result --tls tls/server \\
+             --roster authority/roster.json
+      4. At the end, export once more. Given to the client in the same way,
+         out/north-end.task tells the hospital that its last answer arrived.
 
     The protocol is that of the network: a task is charged to the client's ledger before it is written,
     is the same until it is answered, and an answer counts once. A file that was lost is written again:
-    a task by this command, a result by `fedvi client` with the same task. Sites with a network may take
-    part in the same run, while `fedvi server` runs on the same state, and any site may change over
-    between two tasks; stop the server for the moment of an export or import. By hand no deadline runs:
-    to go on without a site, start the server until the study's `deadline_seconds` have passed and the
-    round is folded.
+    a task by this command, a result by `fedvi client` with the same task.
+
+    Sites with a network may take part in the same run, by `fedvi server` on the same state, and any site
+    may change over between two tasks. Stop the server while you export or import. No deadline runs by
+    hand: to go on without a site, start the server until the study's `deadline_seconds` have passed and
+    the round is folded.
 
     The files are signed, not encrypted. Whoever reads a result learns what the server learns: what the
     study's promise allows, and un-noised statistics where it promises nothing. Both ends need the same

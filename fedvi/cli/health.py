@@ -24,16 +24,20 @@ _SILENT_SECONDS = 90.0
 @click.option(
     "--client",
     is_flag=True,
-    help="STATE is a client's: say whether its server answered it in the last minute and a half.",
+    help="STATE is a client's: say whether its server answered it in the last 90 seconds.",
 )
 def health(
     state: Path | None, server: str | None, tls: Path | None, as_json: bool, client: bool
 ) -> None:
     """Ask a server whether it serves, by the standard grpc.health.v1.
 
-    STATE is the --state folder of a server on this machine. --server may be its address for clients
-    as well as that for operators, with any certificate of its authority. With --client, STATE is the
-    folder of a client on this machine, and no server is called.
+    \b
+      fedvi health .fedvi/trauma/server
+      fedvi health --client .fedvi/trauma/north
+
+    STATE is the --state folder of a server on this machine. Here --server may also be its address for
+    clients, and --tls may hold any certificate of its authority. With --client, STATE is the folder of
+    a client on this machine, and no server is called.
 
     Exit codes: 0 it serves; 3 it does not, or does not answer.
     """

@@ -22,17 +22,17 @@ __all__ = ["import_"]
     "--tls",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder that `fedvi enroll --role server` made, with the roster of who is let in.",
+    help="The folder that `fedvi enroll --role server` made.",
 )
 @click.option(
     "--roster",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Who is let in. [default: roster.json in --tls]",
+    help="List of who is let in. [default: roster.json in --tls]",
 )
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the run is kept, as for `fedvi server`. [default: .fedvi/STUDY/server]",
+    help="Folder of the run, as for `fedvi server`. [default: .fedvi/STUDY/server]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what became of each file as JSON.")
 def import_(
@@ -49,15 +49,19 @@ def import_(
 
     \b
       fedvi import study.toml north-0.result south-0.result --tls tls/server \\
-          --roster authority/roster.json
-      fedvi export study.toml --to out --tls tls/server --roster authority/roster.json
+        --roster authority/roster.json
 
-    A result is "accepted"; "duplicate" if the same bytes came before, with no further effect; "noted"
-    if it says that the site cannot answer; a "conflict" if other bytes came before, which is charged to
-    the site's ledger and has no other effect; or "refused". A file that is refused does not stop the
-    others. Results come in any order, late ones too: a site whose turn was skipped is back with its
-    answer. When the schedule is done, the posterior is left in the state's folder `result`, as
-    `fedvi server` does; the next export tells the sites.
+    \b
+    Each result is one of these:
+      accepted
+      duplicate  the same bytes came before; no further effect
+      noted      it says that the site cannot answer
+      conflict   other bytes came before; charged to the site's ledger, not folded
+      refused    with the reason; the other files are still taken
+
+    Results may come in any order, late ones too: a site whose turn was skipped is back with its answer.
+    When the schedule is done, the posterior is in the folder `result` of the state, as after `fedvi
+    server`; the next export tells the sites.
 
     Exit codes: 0 all taken; 1 a conflict, or a file that is damaged, of another study or of no task;
     2 the study or the command line is wrong; 4 a signer that is not let in; 5 a ledger does not fit,

@@ -33,26 +33,28 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
-@click.option("--name", help="Of the study: letters, digits, `.`, `_` and `-`. [default: DIR's]")
+@click.option(
+    "--name", help="Name of the study: letters, digits, `.`, `_` and `-`. [default: DIR's name]"
+)
 @click.option(
     "--kind",
     metavar="KIND",
-    help=f"What is inferred: {', '.join(ACCEPTED)}, or an outcome of your own, module:Class. "
+    help=f"Kind of model: {', '.join(ACCEPTED)}, or an outcome of your own, module:Class. "
     "[default: logistic]",
 )
-@click.option("--formula", help='Such as "disease ~ age + sex".')
+@click.option("--formula", help='Response and covariates, such as "disease ~ age + sex".')
 @click.option(
     "--response",
-    help="In place of --formula, with --from: the column to be explained, by all others. Two columns "
-    "between commas for a survival time and its event.",
+    help="With --from, in place of --formula: the response; all other columns are covariates. For "
+    "survival, the time and the event: days,died.",
 )
 @click.option(
     "--from",
     "source",
     type=click.Path(path_type=Path),
-    help="Take the names of columns from this file: CSV, Parquet or NumPy's. Takes its first line, or what "
-    "the file says of its columns, and nothing of a record. A terminal also asks whether to look at the "
-    "records, on this machine, to suggest types and levels that you confirm.",
+    help="Take the names of columns from this file (CSV, Parquet or NumPy's), and nothing of a record. A "
+    "terminal also asks whether to look at the records, on this machine, to suggest types and levels that "
+    "you confirm.",
 )
 @columns_flag
 @separator_flag
@@ -62,33 +64,35 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     multiple=True,
     metavar="NAME=TYPE[:…]",
     help="What a column may hold, from public knowledge: age=number:18..100, visits=count:0..20, "
-    "sex=binary:m/f, stage=level:low,high. What is left out is left open in the study.",
+    "sex=binary:m/f, stage=level:low,high. One for each column. What you leave out, the study leaves open.",
 )
 @click.option(
     "--per",
     "per",
     multiple=True,
     metavar="NAME=STEP from START",
-    help='Unit of a number\'s coefficient: age="10 years from 60". [default: half the width of the bounds]',
+    help='Unit of a number\'s coefficient, and its reference: age="10 years from 60". '
+    "[default: half the width of the bounds, from their middle]",
 )
 @click.option(
     "--prior-scale",
     type=float,
-    help="The prior's sd of a coefficient, for one unit of its column. [default: 2.5]",
+    help="Prior sd of a coefficient, for one unit of its column. [default: 2.5]",
 )
 @click.option(
     "--missing",
     "missing",
     multiple=True,
     metavar="NAME=RULE",
-    help='What a missing cell of a covariate is: age="impute 50", stage=indicator. [default: drop]',
+    help='What to do with missing cells of a covariate: age="impute 50", stage=indicator, sex=drop. '
+    "[default: drop; with --protection none, refuse the file]",
 )
 @click.option(
     "--missing-values",
     "missing_values",
     multiple=True,
     metavar="NAME=CELL,…",
-    help="Cells of a column that mean missing, beside empty ones, ? and NA: age=999,-9.",
+    help="Cells of a column that mean missing, besides empty ones, ? and NA: age=999,-9.",
 )
 @click.option(
     "--setting",
@@ -97,40 +101,56 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     metavar="KEY=NUMBER",
     help="A key of [model]: dispersion=0.5, noise_scale=0.3, cuts=30,90,365.",
 )
-@click.option("--clients", help="Names of the sites, between commas: north,south.")
+@click.option("--clients", help="Names of the sites, separated by commas: north,south.")
 @click.option(
     "--protection",
     type=click.Choice(("dp", "none")),
-    help="Whether anything is promised. [default: dp]",
+    help="What is promised: differential privacy (dp), or nothing (none). [default: dp]",
 )
-@click.option("--epsilon", type=float, help="Largest privacy loss over the study. [default: 1]")
-@click.option("--delta", type=float, help="[default: far below 1 / --max-records]")
-@click.option("--unit", type=click.Choice(("record", "patient")), help="[default: record]")
-@click.option("--unit-column", help="With --unit patient: the column that says whose a row is.")
+@click.option("--epsilon", type=float, help="ε of the whole study. [default: 1]")
+@click.option(
+    "--delta",
+    type=float,
+    help="δ of the whole study. [default: the largest power of ten up to 1e-05 and "
+    "0.01 / --max-records]",
+)
+@click.option(
+    "--unit",
+    type=click.Choice(("record", "patient")),
+    help="What is protected: a record (one row), or a patient with all rows. [default: record]",
+)
+@click.option(
+    "--unit-column",
+    help="With --unit patient: the column that identifies the patient. [default: patient_id, if there is "
+    "such a column]",
+)
 @click.option(
     "--max-rows-per-unit",
     type=click.IntRange(min=1, max=MOST_ROWS_PER_UNIT),
-    help="With --unit patient: the most rows of one patient that are used, the first in the file. "
+    help="With --unit patient: use at most this many rows of a patient, the first in the file. "
     "[default: 20]",
 )
 @click.option(
-    "--relation", type=click.Choice(("substitute", "add_remove")), help="[default: substitute]"
+    "--relation",
+    type=click.Choice(("substitute", "add_remove")),
+    help="Which two data sets must be hard to tell apart: with one unit replaced (substitute), or with and "
+    "without it (add_remove). [default: substitute]",
 )
 @click.option(
     "--disjoint/--not-disjoint",
     default=None,
     help="Declare that no unit is at two sites. Otherwise the ε of all sites together counts a unit at "
-    "each of them. [default: not]",
+    "each of them. [default: --not-disjoint]",
 )
 @click.option(
     "--max-records",
     type=click.IntRange(min=1),
-    help="Public upper bound on the records (or patients) of any site.",
+    help="Public upper bound on the records (or patients) of any site. [default: left open in the study]",
 )
 @click.option(
     "--solver",
     type=click.Choice(_SOLVERS),
-    help="[default: the one that `fedvi check` recommends for regressions]",
+    help="How sites make their answers. [default: what `fedvi check` recommends for regressions]",
 )
 @click.option(
     "--server",
@@ -141,7 +161,7 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 @click.option(
     "--yes",
     is_flag=True,
-    help="Ask nothing, and look at no record: what no flag says has its default.",
+    help="Ask nothing and look at no record: take the default of each flag that is not given.",
 )
 @click.option(
     "--json-schema",
@@ -159,16 +179,16 @@ def init(
     """Draft a study of your own in DIR: study.toml with a reason in every line, a site's policy,
     containers for the coordinator and the sites, and the steps from here to a posterior.
 
-    Asks on a terminal, with a default where there is one, a way back, and a review before anything is
-    written; every answer can be given by a flag. Bounds and levels that nobody states are left open, and
-    `fedvi check` refuses the study until a person has stated them. No file is overwritten, and either
-    all are written or none.
+    On a terminal, it asks for what no flag gives, and shows all answers before it writes anything.
+    Bounds and levels that nobody states are left open, and `fedvi check` refuses the study until a
+    person has stated them. No file is overwritten, and either all are written or none.
 
     \b
       fedvi init my-study
       fedvi init my-study --from north.csv --response died --clients north,south
-      fedvi init my-study --yes --kind logistic --formula "died ~ age + sex" --clients north,south \\
-        --max-records 5000 --column died=binary --column age=number:18..100 --column sex=binary:m/f
+      fedvi init my-study --yes --kind logistic --formula "died ~ age + sex" \\
+        --clients north,south --max-records 5000 --column died=binary \\
+        --column age=number:18..100 --column sex=binary:m/f
     """
     if json_schema is not None:
         click.echo(schemas_of()[json_schema], nl=False)

@@ -22,18 +22,19 @@ _RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
 def ledger() -> None:
     """Show or verify what clients have spent, from the ledger alone.
 
-    A ledger is a chain of entries: each release is reserved (charged, before a record is read), then
-    sealed (its noised bytes are fixed), then sent. It holds no data and no secret, so a site may hand
-    it to an auditor. PATH is an exported ledger (.jsonl), a client's store (ledger.sqlite), a server's
-    state, which keeps one of each client (state.sqlite, or state.sqlite/CLIENT for one of them), or a
-    folder of these; nothing is changed, and they may be in use. An export beside its store is counted
-    once:
-
     \b
       fedvi simulate study.toml --out run
       fedvi ledger show run
       fedvi ledger show run --statement
       fedvi ledger verify run --recompute
+
+    A ledger is a chain of entries: each release is reserved (charged, before a record is read), then
+    sealed (its noised bytes are fixed), then sent. It holds no data and no secret, so a site may hand
+    it to an auditor.
+
+    PATH is an exported ledger (.jsonl), a client's store (ledger.sqlite), a server's state with a ledger
+    of each client (state.sqlite; state.sqlite/CLIENT for one of them), or a folder of these. It may be in
+    use, and nothing is changed. An export beside its store is counted once.
     """
 
 
@@ -44,15 +45,19 @@ def ledger() -> None:
     "--statement",
     "as_statement",
     is_flag=True,
-    help="Print instead what is claimed, computed anew, with all that it rests on.",
+    help="Print the privacy claim instead, recomputed, with its conditions and exclusions.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
     """Print what each ledger promises, and each release with its ε.
 
+    \b
+      fedvi ledger show run
+      fedvi ledger show .fedvi/trauma/north --last 5
+
     The running ε is for information only. The ε to state is that of all releases that the study plans,
-    whenever it stops; `fedvi ledger verify --recompute` prints it. A damaged ledger
-    is not shown, and the exit code is 1.
+    whenever it stops; `fedvi ledger verify --recompute` prints it. A damaged ledger is not shown, and
+    the exit code is 1.
     """
     if last < 1:
         raise errors.ConfigError(f"--last is {last}, expected at least 1")
@@ -93,13 +98,13 @@ def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
     is_flag=True,
     help="Price what was planned and what was reserved, by every accountant.",
 )
-@click.option("--anchor", help="N:HASH that was printed before: detects a rollback or a fork.")
-@click.option("--delta", type=float, help="Price at this δ instead of the header's.")
+@click.option("--anchor", help="N:HASH that `verify` printed before: detects a rollback or a fork.")
+@click.option("--delta", type=float, help="Price at this δ instead of the ledger's own.")
 @click.option(
     "--ca",
     "authority",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The authority's certificate: check that it vouches for all sites of masked sums.",
+    help="The authority's ca.pem: check that it vouches for all sites of masked sums.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def verify(
@@ -112,15 +117,13 @@ def verify(
 ) -> None:
     """Check that ledgers are whole, and with --recompute their prices.
 
-    It recomputes every hash and every state.
+    It recomputes every hash and every state, and prints an anchor: the number of entries and the last
+    hash, N:HASH. Keep it: only an earlier anchor, given with --anchor, shows that entries are missing
+    from the end.
 
-    In a site's store, of a study with masked sums that some sites may miss, it also checks who signed the
-    sum that each of the site's answers was opened in, with the keys that all sites signed; with --ca also
-    that these are the sites which the authority knows.
-
-    Prints an anchor, N:HASH. Keep it: a chain cannot show that entries are missing from its end, and
-    `--anchor N:HASH` of an earlier look can. The exit code is 0 if all ledgers are whole, 1 if any is
-    not, and 5 if --recompute finds that a promise is exceeded, or that more is reserved than planned.
+    \b
+      fedvi ledger verify run --recompute
+      fedvi ledger verify .fedvi/trauma/north --anchor 12:HASH
 
     With --recompute, ε is computed from the ledger and nothing else, so that it can be held against
     a published statement. "stated" is the number of the promise. A ledger for life is priced by the
@@ -128,6 +131,13 @@ def verify(
     ledgers of one site are given, they are also priced together: an upper bound if the studies were
     planned together; if later ones were chosen after seeing earlier results, the cap of the site's
     ledger for life holds.
+
+    If sums are masked and sites may be missing, a site's store has a certificate of each round. Then it
+    also checks the signatures of each sum that holds an answer of the site, by the keys that all sites
+    signed, and with --ca that the authority vouches for these sites.
+
+    Exit codes: 0 all ledgers are whole; 1 one is not, or a signature is wrong; 5 --recompute finds that
+    a promise is exceeded, or that more is reserved than planned.
     """
     if delta is not None and not 0 < delta < 1:
         raise errors.ConfigError(f"--delta is {delta}, expected above 0 and below 1")

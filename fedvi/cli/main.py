@@ -28,7 +28,7 @@ _INTERRUPTED = 130
 # Command → one line of help. The file fedvi/cli/COMMAND.py defines a click command of that name.
 _COMMANDS = {
     "init": "Draft a study of your own: study, policy, containers and the steps in order.",
-    "data": "Look at a table, hold it against a study, share it out over simulated clients. Local only.",
+    "data": "Inspect a table, alone or against a study; split one among simulated clients.",
     "check": "Validate a study and print what it would release, at what price. Reads no data.",
     "plan": "Predict how wide a study's intervals will be, from public numbers alone.",
     "ledger": "Show or verify what clients have spent, and recompute its price.",
@@ -36,24 +36,24 @@ _COMMANDS = {
     "audit": "Test whether the code that a study runs keeps its promise. Reads no data by default.",
     "simulate": "Run a whole federation in this process and print the posterior and its price.",
     "sweep": "Simulate a study under several settings, several times each, in one table.",
-    "evaluate": "Hold a finished run's predictions against test records that are public, or yours.",
+    "evaluate": "Score a finished run's predictions on test records that are public, or yours.",
     "report": "Write a finished run as a page to read, print and sign; Markdown, JSON, CSV.",
     "posterior": "Show a finished run's posterior, or write it for ArviZ, NumPy, NumPyro or R.",
-    "predict": "Predict new records by a finished run, with uncertainty.",
-    "synthesise": "Write synthetic records drawn from a finished run, free of further cost.",
+    "predict": "Predict new records from a finished run, with uncertainty.",
+    "synthesise": "Write synthetic records drawn from a finished run, at no further privacy cost.",
     "client": "Take part in a federation as one of its sites, beside its records.",
-    "server": "Run the server of a federation: it holds no record, and resumes by itself.",
-    "status": "Show a running server's run: who is there, what is awaited, what was charged.",
+    "server": "Run the server of a federation: it holds no record, and resumes after a restart.",
+    "status": "Show a server's run: who is there, whom it awaits, what was charged.",
     "watch": "Follow what happens at a running server.",
     "pause": "Stop a running server from handing out tasks; answers are still taken.",
     "resume": "Let a paused server hand out tasks again.",
     "stop": "End a run for good, and tell its clients.",
     "remove": "Take what a client contributed out of a running server's posterior, for good.",
-    "health": "Ask whether a server serves; for containers and scripts.",
+    "health": "Check that a server, or a client, is up; for containers and scripts.",
     "ca": "Sign, renew and revoke certificates; list who may take part.",
-    "enroll": "Make a party's key and its request; install the certificate that came back.",
+    "enroll": "Make a party's key and certificate request; install the signed certificate.",
     "export": "Write tasks into signed files, for sites without a network to the server.",
-    "import": "Take the signed results of such sites, and fold them in.",
+    "import": "Take the signed results of sites without a network, and fold them in.",
     "backup": "Copy a server's state while it runs, and verify the copy.",
     "doctor": "Say why a client cannot reach the server, or what may soon go wrong.",
 }
@@ -136,7 +136,8 @@ def main() -> None:
     """Fit one Bayesian model on data that may not leave its owners.
 
     A study file (TOML) says everything that all sites must agree on: the model, the prior, who works
-    when, and the privacy that is promised. Start with an example:
+    when, and the privacy that is promised. `fedvi COMMAND --help` explains a command. Start with an
+    example:
 
     \b
       fedvi check examples/heart-disease/study.toml
@@ -145,8 +146,8 @@ def main() -> None:
     So that later starts are faster, fedvi keeps compiled programs in ~/.cache/fedvi/jax, at most 512 MiB.
     Set the environment variable FEDVI_COMPILATION_CACHE to another folder, or to "off".
 
-    Exit codes: 0 done; 1 something else failed, was found wrong or not confirmed; 2 the study, the data
-    or the command line is wrong; 3 no connection; 4 not authorised; 5 the privacy budget does not allow
-    it, or a ledger or state is damaged; 6 the run failed or was stopped; 130 stopped by Ctrl-C, which
-    ends a server or a client with 0.
+    Exit codes: 0 done; 1 a fault was found, a question was not confirmed, or something else failed; 2 the
+    study, the data or the command line is wrong; 3 no connection; 4 not authorised; 5 the privacy budget
+    does not allow it, or a ledger or state is damaged; 6 the run failed or was stopped; 130 stopped by
+    Ctrl-C (a server or a client ends with 0).
     """

@@ -15,8 +15,11 @@ __all__ = ["pause"]
 def pause(state: Path | None, server: str | None, tls: Path | None, as_json: bool) -> None:
     """Stop a running server from handing out tasks, for a while.
 
-    Clients are told to wait; answers to tasks that are out are still taken and folded. No turn is
-    skipped meanwhile. `fedvi resume` goes on.
+    \b
+      fedvi pause .fedvi/trauma/server
+
+    Clients are told to wait. Answers to tasks that were handed out are still folded, and no turn is
+    skipped. `fedvi resume` goes on.
 
     STATE and --server are those of `fedvi status`.
 

@@ -28,15 +28,20 @@ __all__ = ["plan"]
     "effects",
     multiple=True,
     metavar="NAME=RATIO",
-    help="Say which ε, how many records and how many sites it takes to tell this effect from none. NAME is "
-    "a coefficient, RATIO its odds (rate, hazard) ratio for a unit as the table has it, or a difference. "
-    "May be given often.",
+    help="Say which ε, how many records or how many sites it takes to tell this effect from no effect. "
+    "NAME is a coefficient. RATIO is its odds (rate, hazard) ratio, or for a linear model its difference, "
+    "for the unit in the table. May be repeated.",
 )
-@click.option("--table", "with_table", is_flag=True, help="Also vary ε, records and the view.")
+@click.option(
+    "--table",
+    "with_table",
+    is_flag=True,
+    help="Also print the smallest effect for other ε, numbers of records and views.",
+)
 @click.option(
     "--plot",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw that table into this new file (.png, .svg, .pdf).",
+    help="Draw what --table prints to this new file (.png, .svg, .pdf). Needs fedvi[report].",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
@@ -47,13 +52,14 @@ def plan(
     For each coefficient it prints the expected width of the 95 % interval, beside that of a fit without
     noise, and the smallest effect whose interval would exclude "no effect" in four of five such studies.
 
-    A study may say what is believed of its records, which makes the plan better and changes nothing else:
-    clients.expected_records, and in a column's table expected = { mean = 65, sd = 12 }, or { share = 0.1 },
-    { shares = [0.5, 0.3, 0.2] }, and the AUC of the outcome. What is assumed in their place is printed.
-
     \b
       fedvi plan study.toml
       fedvi plan study.toml --effect diabetes=1.3 --table --plot plan.png
+
+    State in the study what you expect of its records: it makes the plan better, and changes nothing else.
+    A client has `expected_records`. A column has `expected`, such as { mean = 65, sd = 12 } of a number,
+    { share = 0.1, auc = 0.8 } of a binary outcome, or { shares = [0.5, 0.3, 0.2] } of levels. What is
+    assumed in their place is printed.
     """
     from fedvi.planning import advice, priors, scenarios
     from fedvi.planning.widths import why_not, widths

@@ -28,9 +28,9 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     multiple=True,
     type=_FILE,
     help="Write draws: .nc for ArviZ (needs fedvi[report]), .npz for NumPy, .csv for R and others. "
-    "May be given several times.",
+    "May be repeated.",
 )
-@click.option("--summary", type=_FILE, help="Write the table itself to this .csv.")
+@click.option("--summary", type=_FILE, help="Write the table to this .csv.")
 @click.option(
     "--numpyro",
     type=_FILE,
@@ -62,16 +62,17 @@ def posterior(
 ) -> None:
     """Show the posterior of a finished run, or write it to files that other tools read.
 
-    RUN is the folder of `fedvi simulate --out`, or of a server's --state.
+    RUN is the --out folder of `fedvi simulate`, or the --state folder of a server.
 
     \b
       fedvi posterior run
-      fedvi posterior run --to posterior.nc --to posterior.csv --summary coefficients.csv
+      fedvi posterior run --summary coefficients.csv
+      fedvi posterior run --to posterior.nc --to posterior.csv
       fedvi posterior run --numpyro guide.npz
 
-    All of it is made of the posterior alone, which was released and paid for: it costs nothing further.
-    Draws are independent, and in the model's own supports. Each file says what the posterior cost: a
-    .nc in its attributes, the others in FILE.json beside them. No file is overwritten.
+    All of it is made from the posterior alone, which was released and paid for: it costs no further
+    privacy. Draws are independent, and each number is in its own support. Each file says what the
+    posterior cost: a .nc in its attributes, the others in FILE.json beside them. No file is overwritten.
     """
     for option, path, suffix in (("--summary", summary, ".csv"), ("--numpyro", numpyro, ".npz")):
         if path is not None and path.suffix.lower() != suffix:

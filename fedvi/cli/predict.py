@@ -37,19 +37,19 @@ _NOT_PRIVATE = (
     "--out",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The new .csv, one line a record in the order of FILE; no file is overwritten.",
+    help="The new .csv, one line per record, in the order of FILE. No file is overwritten.",
 )
 @click.option(
     "--level",
     type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
     default=0.95,
     show_default=True,
-    help="The probability of the intervals, central ones.",
+    help="Probability of the central intervals.",
 )
 @click.option(
     "--id",
     "id_column",
-    help="A column of FILE that is copied beside `row`; a cell that begins like a formula gets a ' first.",
+    help="A column of FILE to copy beside `row`; a cell that begins like a formula gets a ' before it.",
 )
 @click.option(
     "--draws",
@@ -66,22 +66,21 @@ def predict(
 ) -> None:
     """Predict new records from the posterior of a finished run, with uncertainty.
 
-    RUN is the folder of `fedvi simulate --out`, or of a server's --state. FILE is a table of any format
-    that a site may have (.csv, .tsv, .csv.gz, .parquet, .npz, .npy), read by the study's own schema and
-    formula; it needs no column of the response. Topic models, factor analysis and lines with unknown
-    noise read .npz.
-
     \b
       fedvi predict run new-patients.csv --out predictions.csv --id patient
 
+    RUN is the --out folder of `fedvi simulate`, or the --state folder of a server. FILE is a table (.csv,
+    .tsv, .csv.gz, .parquet, .npz or .npy), read by the study's own schema and formula; it needs no column
+    of the response. Topic models, factor analysis and `linear_unknown_noise` read .npz.
+
     \b
     Columns of the output:
-      row                            the number of the record; then the --id column, if given
-      mean, sd, lower, upper         of the predicted mean, over the posterior
-      outcome_lower, outcome_upper   numbers and counts: the interval of a new outcome
-      outcome_error                  NumPyro models: standard error of these two ends
-      reason                         why a line is empty
-      note                           which cells were clipped to the schema's bounds
+      row                           number of the record; then the --id column
+      mean, sd, lower, upper        of the predicted mean, over the posterior
+      outcome_lower, outcome_upper  numbers, counts: interval of a new outcome
+      outcome_error                 NumPyro models: standard error of these ends
+      reason                        why a line is empty
+      note                          which cells were clipped to the bounds
 
     With several quantities, such as levels or times, there is a column for each: mean[LEVEL],
     sd[LEVEL], …. The outcomes of a study's own NumPyro model are drawn by its own law, one for each

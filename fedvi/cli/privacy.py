@@ -26,21 +26,21 @@ _RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
 
 @click.command()
 @click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--epsilon", type=float, help="Ask for this ε instead of the study's.")
-@click.option("--delta", type=float, help="Ask for this δ instead of the study's.")
+@click.option("--epsilon", type=float, help="Promise this ε instead of the study's.")
+@click.option("--delta", type=float, help="Promise this δ instead of the study's.")
 @click.option(
     "--relation", type=click.Choice(RELATIONS), help="Promise this relation instead of the study's."
 )
 @click.option(
     "--rounds",
     type=int,
-    help="Plan this many rounds instead of the study's; for a script, this many turns of a client over "
-    "all of its stages.",
+    help="Plan this many rounds instead of the study's; for a scripted schedule, this many turns of each "
+    "client, over all stages.",
 )
 @click.option(
     "--historical",
     is_flag=True,
-    help="Also print and draw what older papers and tools would have claimed. Not guarantees.",
+    help="Also print and draw the ε of formulas of older papers and tools, which is no guarantee.",
 )
 @click.option(
     "--plot",
@@ -62,13 +62,13 @@ def privacy(
     other samplers and relations, which mode suits it, and what the numbers mean in words. Reads no data.
 
     \b
-    What if the promise were stronger, or the study longer?
-      fedvi privacy study.toml --epsilon 1
-      fedvi privacy study.toml --rounds 50 --plot epsilon.png
+      fedvi privacy study.toml
+      fedvi privacy study.toml --epsilon 1                     # stronger promise
+      fedvi privacy study.toml --rounds 50 --plot epsilon.png  # longer study
 
     The relation says which two data sets must be hard to tell apart. `add_remove`: with and without one
-    record. `substitute`: with one record replaced by any other. The same noise costs more under
-    `substitute`, which also hides what a record says from somebody who knows that it is there.
+    unit, such as a record. `substitute`: with one unit replaced by any other. The same noise costs more
+    under `substitute`, which also hides what a unit's data say from somebody who knows that they are there.
     """
     check_new("--plot", plot)
     loaded = load_study(study)

@@ -14,7 +14,7 @@ __all__ = ["remove"]
 @click.command()
 @_remote.addressed
 @click.option("--client", required=True, metavar="NAME", help="The client to remove.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def remove(
     state: Path | None,
     server: str | None,
@@ -26,10 +26,13 @@ def remove(
     """Remove a client from a running server's run, for good, and take what it contributed out of the
     posterior.
 
+    \b
+      fedvi remove .fedvi/trauma/server --client north
+
     The client gets no more tasks. An answer that it still sends is charged and not used. What it was
-    charged stays charged: its releases have been seen. The others answer to the new posterior from
-    their next task on. Do not remove a client that may come back: if the study has a deadline, the run
-    goes on without it by itself.
+    charged stays charged: its releases have been seen. The others get the new posterior with their next
+    task. Do not remove a client that may come back: if the study has a deadline, the run goes on without
+    it by itself.
 
     STATE and --server are those of `fedvi status`.
 

@@ -25,8 +25,8 @@ _MOST_SITES = 40
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder for the files. An earlier report there is replaced; a file that was changed since, as "
-    "by a signature, or that is another's, is not: it is refused. [default: RUN/report]",
+    help="Folder for the files. An earlier report is replaced. If one of its files was changed (signed, "
+    "for example), or is not a report's, nothing is written. [default: RUN/report]",
 )
 @click.option(
     "--format",
@@ -34,38 +34,36 @@ _MOST_SITES = 40
     default=_FORMATS,
     show_default=True,
     metavar="LIST",
-    help="Which files to write, with commas between them.",
+    help="Which files to write, separated by commas.",
 )
 @click.option(
     "--public",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also hold predictions against this file, as `fedvi evaluate` does. It must be public, or "
-    "yours, with no record of any site: what is shown of it is not protected.",
+    help="Also score predictions on this file, as `fedvi evaluate` does. It must be public, or yours, "
+    "without a record of any site: what is shown of it is not protected.",
 )
 @click.option(
     "--draws",
     type=click.IntRange(min=2),
-    help="Draws of θ for --public, for a model whose predictions have no quadrature. [default: as of "
-    "`fedvi evaluate`]",
+    help="Draws of θ for --public, where `fedvi evaluate` needs draws. [default: as there]",
 )
 @click.option(
     "--statement",
     "statements",
     multiple=True,
     metavar="SITE",
-    help="Write the privacy statement of this site alone; may be given often. [default: of all sites, "
-    "up to 20]",
+    help="Write the privacy statement of this site alone. May be repeated. [default: all sites, up to 20]",
 )
 @click.option(
     "--vocabulary",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Of a topic model: the words, one a line, in the order of their numbers. [default: topics are "
-    "listed by number]",
+    help="For a topic model: the words, one per line, in the order of their numbers. [default: words are "
+    "shown by number]",
 )
 @click.option(
     "--audit",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Quote what `fedvi audit STUDY.toml --json` printed, in the report and on each statement.",
+    help="Quote this output of `fedvi audit STUDY --json`, in the report and on each statement.",
 )
 @click.option(
     "--pooled",
@@ -86,17 +84,17 @@ def report(
     pooled: bool,
     as_json: bool,
 ) -> None:
-    """Write a report on a finished run: one HTML page that fetches nothing, the same as Markdown, and
-    its numbers as JSON and CSV.
+    """Write a report on a finished run: one HTML page that loads nothing from elsewhere, the same as
+    Markdown, and its numbers as JSON and CSV. HTML and Markdown need fedvi[report].
 
-    RUN is the folder of `fedvi simulate --out`, or of a server's --state.
+    RUN is the --out folder of `fedvi simulate`, or the --state folder of a server.
 
     The first page is for whoever reads nothing else: what was found, how sure it is, and what was
     promised to the records. Then come the posterior, each site beside the others, prior against
     posterior, convergence, who took part, what each site contributed, and ε over releases. The last
     pages are a privacy statement for each site, on a page of its own, to be signed unless the run was a
-    simulation. All of it was released, or is public, but for what --pooled and --public add. Ledgers are
-    verified first, and every ε is computed anew from them: a run whose ledgers do not verify gets no
+    simulation. All of it was released or is public, except for what --pooled and --public add. Ledgers
+    are verified first, and every ε is recomputed from them: a run whose ledgers do not verify gets no
     report.
 
     \b

@@ -15,7 +15,10 @@ __all__ = ["resume"]
 def resume(state: Path | None, server: str | None, tls: Path | None, as_json: bool) -> None:
     """Let a paused server hand out tasks again.
 
-    A run that failed goes on too, if its server still runs: everybody is awaited anew.
+    \b
+      fedvi resume .fedvi/trauma/server
+
+    A run that failed goes on too, if its server still runs; it waits for every client anew.
 
     STATE and --server are those of `fedvi status`.
 

@@ -30,24 +30,25 @@ __all__ = ["server"]
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where the run is kept; a run found there is taken up. [default: .fedvi/STUDY/server]",
+    help="Folder of the run; a run that it holds goes on. [default: .fedvi/STUDY/server]",
 )
 @click.option(
     "--listen",
     default="127.0.0.1:7443",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where clients dial in; port 0 takes a free one.",
+    help="Address for clients; port 0 takes a free one.",
 )
 @click.option(
     "--tls",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder that `fedvi enroll --role server` made, with the roster of who is let in.",
+    help="The folder that `fedvi enroll --role server` made.",
 )
 @click.option(
     "--roster",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Who is let in, read again whenever it changes. [default: roster.json in --tls]",
+    help="List of who is let in, as `fedvi ca` keeps it; read again whenever it changes. [default: "
+    "roster.json in --tls]",
 )
 @click.option(
     "--insecure",
@@ -57,23 +58,26 @@ __all__ = ["server"]
 @click.option(
     "--admin",
     metavar="HOST:PORT",
-    help="Also take calls of operators here, such as `fedvi status --server` from another machine. They "
-    "need a certificate of the role admin. Without --tls, only an address of this machine is allowed, and "
+    help="Address for operators on other machines, such as for `fedvi status --server`. They need a "
+    "certificate of the role admin. Without --tls, only an address of this machine is allowed, and "
     "every account on it can then stop the run. On this machine, `fedvi status STATE` needs no --admin.",
 )
-@click.option("--metrics", metavar="HOST:PORT", help="Serve figures for Prometheus here.")
+@click.option(
+    "--metrics", metavar="HOST:PORT", help="Address for metrics in the format of Prometheus."
+)
 @click.option(
     "--page",
     metavar="HOST:PORT",
-    help="Show the run to browsers here, on a page that is read only. Only an address of this machine is "
-    "allowed, such as 127.0.0.1:7480, and every user of it can read the page; from another machine, use "
-    "`ssh -L`.",
+    help="Address of a read-only page for browsers. Only an address of this machine is allowed, such as "
+    "127.0.0.1:7480, and every user of it can read the page; from another machine, use `ssh -L`. Needs "
+    "fedvi[report].",
 )
 @click.option(
     "--log-format",
     type=click.Choice(logs.FORMATS),
     default="plain",
-    help="How lines on standard error are written.",
+    show_default=True,
+    help="Format of the lines on standard error.",
 )
 @click.option(
     "--linger",
@@ -81,13 +85,13 @@ __all__ = ["server"]
     default=60.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long to wait, once the run has ended, for clients that have not heard of it.",
+    help="After the run has ended, how long to wait for clients that have not heard of it.",
 )
 @click.option(
     "--extend",
     is_flag=True,
-    help="Go on with a run after sites were added to its study: [[clients]] at the end of the file, each "
-    "with `added = true`. Start every site with the longer file, too.",
+    help="Go on with a run after sites were added at the end of its study: [[clients]], each with "
+    "`added = true`. Start every site with the longer file, too.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def server(
@@ -107,14 +111,15 @@ def server(
 ) -> None:
     """Run the server of a federation until its schedule is done.
 
-    Gives tasks to clients that dial in, folds what they answer, and keeps everything in --state before
-    it replies: killed at any point, it goes on where it was when it is started again. Standard error
-    tells who answered each round and who did not. At the end it leaves the posterior in the state's
-    folder `result`, prints it, and tells the clients.
-
     \b
-      fedvi server study.toml --listen 0.0.0.0:7443 --tls tls/server --page 127.0.0.1:7480
+      fedvi server study.toml --listen 0.0.0.0:7443 --tls tls/server \\
+        --page 127.0.0.1:7480
       fedvi status .fedvi/heart-disease/server
+
+    It gives tasks to clients that dial in, folds their answers into the posterior, and saves everything
+    in --state before it replies: killed at any point and started again, it goes on where it was. Standard
+    error says who answered each round and who did not. At the end it prints the posterior, leaves it in
+    the folder `result` of --state, and tells the clients.
 
     Exit codes: 0 the schedule is done, or SIGTERM or Ctrl-C came; 2 the study or the command line is wrong;
     3 a port cannot be bound; 4 its certificate cannot be used; 5 the budget is spent, or the state is

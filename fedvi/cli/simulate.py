@@ -46,33 +46,33 @@ _POOLED = "pooled fit"
 @click.option(
     "--state",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep each client's ledger durably (SQLite) in this new folder while the run goes on; "
-    "without it they are in memory until the end.",
+    help="Keep each client's ledger on disk (SQLite) during the run, in this new folder. "
+    "[default: in memory]",
 )
 @click.option(
     "--policy",
     "policies",
     multiple=True,
     metavar="CLIENT=FILE",
-    help="A client's own policy (TOML), which caps what it will do; may be given for each client. "
-    "What it charges for life is kept beside the file, in a folder of its name ending in .life.",
+    help="A client's own policy (TOML), which limits what it will answer. One for each client. What it "
+    "charges for life is kept beside the file: of north.toml, in the folder north.life.",
 )
 @click.option(
     "--private-metrics",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Keep what each client's solver tells of its records, such as how many could be used, in "
-    "this folder. Nobody paid for these numbers: they are for that client's eyes alone.",
+    help="Write what each client's solver measures on its records, such as how many could be used, to this "
+    "folder. These numbers are not protected: only that client may see them.",
 )
 @click.option(
     "--cache",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Keep clients' prepared records in hidden temporary files in this folder, which are gone at the "
-    "end. [default: in memory; from 512 MiB a client up, in the system's folder for temporary files]",
+    help="Keep clients' prepared records in hidden temporary files in this folder, and delete them at the "
+    "end. [default: in memory; from 512 MiB per client, in the system's temporary folder]",
 )
 @click.option(
     "--pooled",
     is_flag=True,
-    help="Also fit all shards pooled, WITHOUT privacy, and print it beside the answer. "
+    help="Also fit all clients' records pooled, WITHOUT privacy, and print that beside the posterior. "
     "Only for data that may be pooled.",
 )
 @click.option(
@@ -90,15 +90,15 @@ _POOLED = "pooled fit"
     "--remove",
     multiple=True,
     metavar="CLIENT=ROUNDS",
-    help="Take what a client contributed out of the posterior after so many rounds, as `fedvi remove` "
-    "does; may be given often.",
+    help="Take what a client contributed out of the posterior after this many rounds, as `fedvi remove` "
+    "does. May be repeated.",
 )
 @click.option(
     "--add",
     multiple=True,
     metavar="CLIENT=ROUNDS",
-    help="Let a client, one of the study's last, join after so many rounds, as `fedvi server --extend` "
-    "does.",
+    help="Let a client, one of the study's last, join after this many rounds, as with `fedvi server "
+    "--extend`. May be repeated.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -117,8 +117,12 @@ def simulate(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Run the federation of a study file in this process, and print two tables: the posterior, and
-    what it cost each client's records.
+    """Run the federation of a study file in this process, and print a verdict, the posterior, and what
+    it cost each client's records.
+
+    \b
+      fedvi simulate examples/heart-disease/study.toml
+      fedvi simulate study.toml --pooled --out run
 
     The clients, the server, the messages and the ledgers are those of a deployment; only the network
     is simulated, from each client's declared latency. Data paths are relative to the study file.

@@ -21,13 +21,14 @@ def status(state: Path | None, server: str | None, tls: Path | None, as_json: bo
 
     STATE is the --state folder of a server on this machine. It may be left out where .fedvi holds
     one; where it holds several, each gets a line. If the server is stopped, you see what it saved,
-    with ε computed anew. From another machine, give --server, the server's --admin address.
+    with ε recomputed. From another machine, give --server, the server's --admin address.
 
     \b
+      fedvi status
       fedvi status .fedvi/heart-disease/server
       fedvi status --server fedvi.example.org:7444 --tls tls/admin --json
 
-    Exit codes: 0 there it is; 3 no server answers; 4 not authorised; 5 the saved state is damaged.
+    Exit codes: 0 shown; 3 no server answers; 4 not authorised; 5 the saved state is damaged.
     """
     if state is None and server is None and len(found := _remote.states()) > 1:
         _show_all({folder: _asked_or_why(folder) for folder in found}, as_json)

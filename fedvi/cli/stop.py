@@ -13,18 +13,21 @@ __all__ = ["stop"]
 
 @click.command()
 @_remote.addressed
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def stop(
     state: Path | None, server: str | None, tls: Path | None, as_json: bool, yes: bool
 ) -> None:
     """End a run for good: its clients are told, and its posterior is left as it is.
 
+    \b
+      fedvi stop .fedvi/trauma/server
+
     What was charged stays charged. To stop only the server, send it SIGTERM: it goes on when it is
     started again.
 
     A failed run could still go on with `fedvi resume`, and its clients keep what they need for that. If
-    you stop it, it has ended for good, and each client erases this once it hears. If the server has
-    left, start it again with a long --linger.
+    you stop the run, each client erases this once it hears. If the server has ended, start it again with
+    a long --linger.
 
     STATE and --server are those of `fedvi status`.
 

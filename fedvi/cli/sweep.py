@@ -26,8 +26,8 @@ __all__ = ["sweep"]
     "settings",
     multiple=True,
     metavar="KEY=VALUE,VALUE…",
-    help="A key of the study, as SECTION.KEY, and the values that it takes, written as in the study file "
-    "(texts may go without quotes). May be given often: the product of all is run.",
+    help="A key of the study, as SECTION.KEY, and its values, written as in the study file (text needs no "
+    "quotes). May be repeated: all combinations are run.",
 )
 @click.option(
     "--seeds", type=click.IntRange(1), default=1, show_default=True, help="Runs of each setting."
@@ -36,15 +36,16 @@ __all__ = ["sweep"]
     "--out",
     required=True,
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of the runs and their tables. What it already holds is not run again.",
+    help="Folder for the runs and their tables. Runs that it holds already are not run again.",
 )
 @click.option(
     "--pooled",
     is_flag=True,
-    help="Also fit all shards pooled, WITHOUT privacy, beside each run. Only for data that may be pooled.",
+    help="Also fit all clients' records pooled, WITHOUT privacy, beside each run. Only for data that may "
+    "be pooled.",
 )
 @click.option(
-    "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Runs at the same time."
+    "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Runs in parallel."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -61,12 +62,12 @@ def sweep(
     """Simulate a study under several settings, several times each, and put all runs in one table.
 
     \b
-      fedvi sweep study.toml --set privacy.epsilon=0.5,1,2 --seeds 20 --pooled --out by-epsilon
+      fedvi sweep study.toml --set privacy.epsilon=0.5,1,2 --seeds 20 \\
+        --pooled --out by-epsilon
 
-    writes by-epsilon/runs.csv (a row a run) and by-epsilon/coefficients.csv (a row a run and
-    coefficient), also as Parquet, draws the coefficients by setting in by-epsilon/coefficients.svg
-    (with the extra `report`), and prints a summary. The same command goes on after an interruption;
-    a larger grid keeps the runs that are there.
+    This prints a summary, and writes by-epsilon/runs.csv (one row per run) and coefficients.csv (one per
+    run and coefficient), both also as Parquet with pyarrow, and coefficients.svg with fedvi[report]. The
+    same command continues after an interruption; a larger grid keeps the runs that are there.
 
     A sweep is for simulated or public data: to choose the settings of a private study by its own
     records would be one more release, which no ledger counts.

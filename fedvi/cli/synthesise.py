@@ -22,12 +22,16 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
 
 @click.command()
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--records", type=click.IntRange(min=1), help="How many records a set has.")
+@click.option(
+    "--records",
+    type=click.IntRange(min=1),
+    help="How many records a set has; with --given, as many as that has.",
+)
 @click.option(
     "--out",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="A new .csv, or a .npz where records are arrays. Of several sets NAME-1.csv, NAME-2.csv, …. "
+    help="A new .csv, or .npz where records are arrays. Several sets: NAME-1.csv, NAME-2.csv, …. "
     "No file is overwritten.",
 )
 @click.option(
@@ -35,13 +39,13 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="How many sets, each from a draw of the posterior of its own.",
+    help="How many sets, each from its own draw of the posterior.",
 )
 @click.option(
     "--given",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="For a regression: a public table, such as .csv, with the columns that the outcome is drawn from; "
-    "a .npz where the study's records are arrays.",
+    help="For a regression: a public file with the covariates, to draw outcomes for: a table such as .csv, "
+    "or .npz where the study's records are arrays.",
 )
 @click.option(
     "--seed",
@@ -55,7 +59,7 @@ def synthesise(
 ) -> None:
     """Write synthetic records that the model of a finished run could have produced.
 
-    RUN is the folder of `fedvi simulate --out`, or of a server's --state. This costs no
+    RUN is the --out folder of `fedvi simulate`, or the --state folder of a server. This costs no
     further privacy: the posterior was paid for, and what is made from it alone is as private. A
     synthetic record belongs to nobody.
 

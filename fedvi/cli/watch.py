@@ -47,10 +47,13 @@ def watch(
     """Follow what happens at a server until the run ends: who joined, left, is away or came back, each
     fold with who answered and who was missing, and what was refused.
 
-    On a terminal it is a screen: where the run stands, what each client did and was charged, of which
-    budget, and the last events. It waits for a server that is started again. Elsewhere, and with
-    --lines, each event is a line. The log is in the server's state, so that it reaches back before a
-    restart.
+    \b
+      fedvi watch .fedvi/heart-disease/server
+      fedvi watch .fedvi/heart-disease/server --once --json
+
+    On a terminal it is a screen: where the run stands, what each client did and was charged, its budget,
+    and the last events. It waits for a server that is restarted. Elsewhere, and with --lines, each event
+    is a line. Events from before a restart are kept.
 
     STATE and --server are those of `fedvi status`. With --json each line is an object, and its
     `number` is what --after takes.

@@ -18,7 +18,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "troubleshooting.md"
 
 def test_the_guide_the_help_and_the_errors_have_the_same_codes() -> None:
     told = CliRunner().invoke(main, ["--help"]).stdout.partition("Exit codes:")[2]
-    helped = {int(code) for code in re.findall(r"(?:^|;)\s+(\d+) ", told.partition("\n\n")[0])}
+    helped = {int(code) for code in re.findall(r"(?:^|;)\s+(\d+)\s", told.partition("\n\n")[0])}
     section = GUIDE.read_text("utf-8").partition("## Exit codes")[2].partition("\n## ")[0]
     guided = {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
     kinds = [getattr(errors, name) for name in errors.__all__]
