@@ -285,6 +285,11 @@ def test_the_command_prints_widths_needs_prior_and_help(tmp_path: Path) -> None:
     refused = CliRunner().invoke(main, ["plan", str(path), "--effect", "male"])
     assert refused.exit_code == 2
     assert "NAME=RATIO" in refused.output
+    raw = raw_plan(1.0)
+    raw["model"] = {"kind": "linear", "formula": "score ~ age + male"}
+    path.write_text(json.dumps(raw))
+    refused = CliRunner().invoke(main, ["plan", str(path), "--effect", "male=0"])
+    assert "expected NAME=DIFFERENCE, of one other than 0" in refused.output
 
 
 def test_what_rests_on_a_guess_is_marked(tmp_path: Path) -> None:
