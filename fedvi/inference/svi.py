@@ -512,6 +512,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     def _updated(
         self, state: DPSVIState, stable: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[DPSVIState, jax.Array]:
+        self._check_owner()
         columns = [jnp.asarray(column) for column in self._columns(args, kwargs)]
         self._check(state)
         if not isinstance(state.step, jax.core.Tracer):

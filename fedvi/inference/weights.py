@@ -155,12 +155,13 @@ def _at_rows(
     product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
     spread = jnp.minimum(jnp.sqrt((product(x, root) ** 2).sum(axis=1)), _WIDEST)
     predictor = product(x, mean)[:, None] + spread[:, None] * points[None, :]
-    _, slope, bend = model.derivatives(predictor, y[:, None])
+    # Row by row, so that an outcome from outside of fedvi cannot look at another record.
+    _, slope, bend = jax.vmap(model.derivatives)(predictor, y[:, None])
     centre, scale, constant = at
     x = (x - x[:, constant][:, None] * centre[None, :]) * scale[None, :]
-    steepest = model.steepest(predictor, y[:, None])
+    steepest = jax.vmap(model.steepest)(predictor, y[:, None])
     reached = None if steepest is None else product(steepest, weights)
-    sharpest = model.sharpest(predictor, y[:, None])
+    sharpest = jax.vmap(model.sharpest)(predictor, y[:, None])
     bend = -product(bend, weights)
     sharp = bend if sharpest is None else product(sharpest, weights)
     return x, product(slope, weights), bend, reached, sharp

@@ -283,16 +283,20 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
 
     Args:
       books: verified, none the beginning of another; ledgers for life are left out, since they hold
-        the same releases again.
+        the same releases again. What left unprotected makes ε infinite.
       delta: replaces the headers' largest.
     """
     sites: dict[tuple[str, str], list[Ledger]] = {}
+    open_books: dict[str, list[Ledger]] = {}
     for book in books:
         header = book.header
         if header.protected and not ledger.is_lifetime(header):
             sites.setdefault((header.client, header.unit), []).append(book)
+        elif ledger.reservations(book) and not header.protected:
+            open_books.setdefault(header.client, []).append(book)
     found = []
-    for (client, _), group in sites.items():
+    for (client, _), private in sites.items():
+        group = [*private, *open_books.get(client, ())]
         known = [delta, *(book.header.delta for book in group)]
         at = delta if delta is not None else max((d for d in known if d is not None), default=None)
         if len(group) < 2 or at is None:

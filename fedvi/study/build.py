@@ -456,6 +456,6 @@ def _warnings(study: Study, model: Any) -> tuple[str, ...]:
 def _has_custom_code(study: Study, model: Any) -> bool:
     """Whether code that a claim depends on comes from a "module:function"."""
     sections = ["family", "solver", "mechanism", "sampler"]
-    if brings_family(model):
-        sections.append("model")  # it defines the norm that is clipped
+    if brings_family(model) or ability(study.solver.kind).of_statistics:
+        sections.append("model")  # it, or its outcome's form, defines the norm that is clipped
     return any(":" in study.kinds[section] for section in sections)

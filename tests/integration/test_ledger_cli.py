@@ -1,6 +1,7 @@
 """`fedvi ledger`: an auditor recomputes what was stated, and sees every change."""
 
 import json
+import math
 import random
 
 import pytest
@@ -239,6 +240,22 @@ def test_each_ledger_is_priced_by_its_own_view_beside_others():
         }
         for relation in events.RELATIONS:
             assert priced["pld", relation] >= pld(relation).epsilon(both, 1e-5)
+
+
+@pytest.mark.parametrize("private", [1, 2])
+def test_all_studies_of_a_site_have_no_price_if_one_was_unprotected(private):
+    studies = [book(header=HEADER._replace(study=f"study{n}")) for n in range(private)]
+    header = ledgers.Header(
+        "open", "ab12", "north", "record", "substitute", "message", protected=False
+    )
+    bare = ledgers.open_ledger(header)
+    assert len(ledger_files.totals([*studies, bare])) == len(ledger_files.totals(studies))
+    told = ledgers.spend(bare, "x", events.Unprotected("a factor"), None)
+    priced = ledger_files.totals([*studies, told])
+    assert priced
+    for price in priced:
+        assert price.part == f"all {private + 1} ledgers of north"
+        assert price.epsilon is None or price.epsilon == math.inf
 
 
 def test_a_ledger_without_protection_says_so(tmp_path):

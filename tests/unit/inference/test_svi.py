@@ -603,6 +603,9 @@ def test_a_process_that_was_forked_off_starts_no_run(monkeypatch):
         svi.init(jax.random.key(0), *table())
     with pytest.raises(errors.PrivacyError, match=r"used by a process that was forked off"):
         svi.run(jax.random.key(0), 2, *table(), progress_bar=False, init_state=state)
+    for step in (svi.update, svi.stable_update):
+        with pytest.raises(errors.PrivacyError, match=r"used by a process that was forked off"):
+            step(state, *table())
 
 
 def test_a_step_is_divided_by_the_public_rate_and_not_by_how_many_were_drawn():

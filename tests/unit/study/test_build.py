@@ -743,6 +743,52 @@ def test_custom_code_marks_a_private_study_and_no_other(module: str, part: str) 
     assert assembled(change).mark == ""
 
 
+def test_an_outcome_of_one_s_own_marks_where_statistics_are_clipped_by_its_own_norms(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fedvi_test_tame.py").write_text(
+        """
+import dataclasses
+from typing import ClassVar
+
+from fedvi.models.outcomes.accepted import Accepted
+from fedvi.models.outcomes.normal import Normal
+from fedvi.models.regression_statistics import KnownNoise
+
+
+@dataclasses.dataclass(frozen=True)
+class Form(KnownNoise):
+    def square_norms(self, messages, local, records):
+        found = super().square_norms(messages, local, records)
+        return {name: 1e-12 * value for name, value in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tame(Normal):
+    noise_scale: float = 1.0
+    accepts: ClassVar[Accepted] = Accepted(("number",), "a number", ("number",))
+
+    def conjugate_form(self, **shared):
+        return Form(noise_scale=self.noise_scale, **shared)
+"""
+    )
+
+    def change(kind: str) -> Callable[[dict[str, Any]], object]:
+        def apply(raw: dict[str, Any]) -> None:
+            raw["model"]["kind"] = "fedvi_test_tame:Tame"
+            raw["solver"] = {"kind": kind, "noise_multiplier": 50.0, "clip_norm": 1.0}
+            raw["data"]["max_records"] = 50
+            raw["privacy"] = {"epsilon": 9.0, "delta": 1e-5, "unit": "record"}
+            raw["privacy"]["relation"] = "add_remove"
+
+        return apply
+
+    assert assembled(change("vips")).mark == caveats.UNVETTED
+    # Elsewhere it decides what a record contributes, and each record is clipped whatever that is.
+    assert assembled(change("site_release")).mark == ""
+
+
 def test_a_family_of_another_size_than_the_model_s_is_refused(module: str) -> None:
     error = refusal(lambda raw: raw["family"].update(kind=f"{module}:larger"))
     assert "makes a family of size 3, but the model has 2 coordinates" in error.message
