@@ -107,7 +107,9 @@ def _effect(text: str, found: "Widths") -> tuple[str, float]:
     except ValueError:
         size = math.nan
     if not name or not 0.0 < size < math.inf:
-        what = "RATIO, of a ratio other than 1" if found.ratio else "DIFFERENCE, of one other than 0"
+        what = (
+            "RATIO, of a ratio other than 1" if found.ratio else "DIFFERENCE, of one other than 0"
+        )
         raise errors.ConfigError(
             f"--effect is {text!r}, expected NAME={what}",
             "e.g. --effect diabetes=1.3",

@@ -277,6 +277,9 @@ def excesses(found: Ledger) -> list[str]:
 def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
     """Prices all studies of each site together, for sites with several ledgers.
 
+    Studies whose promises are to different units, such as records and patients, have no common price:
+    those of each unit are priced together, and named by it.
+
     Guarantee: upper bounds for whoever sees of each study what its view shows, if the studies were planned
     together. If later ones were chosen after seeing earlier results, what holds is the cap of the site's
     ledger for life: a filter's.
@@ -295,7 +298,8 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
         elif ledger.reservations(book) and not header.protected:
             open_books.setdefault(header.client, []).append(book)
     found = []
-    for (client, _), private in sites.items():
+    units = Counter(client for client, _ in sites)
+    for (client, unit), private in sites.items():
         group = [*private, *open_books.get(client, ())]
         known = [delta, *(book.header.delta for book in group)]
         at = delta if delta is not None else max((d for d in known if d is not None), default=None)
@@ -311,7 +315,8 @@ def totals(books: Sequence[Ledger], delta: float | None = None) -> list[Price]:
         ]
         found += [
             Price(
-                f"all {len(group)} ledgers of {client}",
+                f"all {len(group)} ledgers of {client}"
+                + (f" for the unit {unit}" if units[client] > 1 else ""),
                 name,
                 relation,
                 None if event is None else priced(name, relation, distance, None, event, at),

@@ -258,6 +258,18 @@ def test_all_studies_of_a_site_have_no_price_if_one_was_unprotected(private):
         assert price.epsilon is None or price.epsilon == math.inf
 
 
+def test_studies_that_promise_to_other_units_are_added_apart_and_say_so():
+    """No number of records a patient is known, so that both have no common price."""
+    records = [book(header=HEADER._replace(study=f"study{n}")) for n in range(2)]
+    patients = [book(header=HEADER._replace(study=f"new{n}", unit="patient")) for n in range(3)]
+    parts = {price.part for price in ledger_files.totals([*records, *patients])}
+    assert parts == {
+        "all 2 ledgers of north for the unit record",
+        "all 3 ledgers of north for the unit patient",
+    }
+    assert {price.part for price in ledger_files.totals(records)} == {"all 2 ledgers of north"}
+
+
 def test_a_ledger_without_protection_says_so(tmp_path):
     header = ledgers.Header(
         "heart", "ab12", "north", "record", "substitute", "message", protected=False
