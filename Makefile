@@ -68,7 +68,7 @@ bench: $(DEV)  ## run every script in benchmarks/
 	done
 
 evidence: $(DEV)  ## run the claims of docs/evidence.md that have no result; QUICK=1: all, cut; CHECK=1: the page beside its files
-	$(BIN)/python -m evidence $(if $(QUICK),--quick) $(if $(CHECK),--check) $(CLAIM)
+	$(BIN)/python -m evidence $(if $(QUICK),--quick --jobs 2) $(if $(CHECK),--check) $(CLAIM)
 
 # An empty JAX_PLATFORMS lets JAX choose the accelerator; the tests compare it with the CPU beside it.
 device: $(DEV)  ## on a machine with a GPU: what it must keep of the CPU's results, then the benchmarks

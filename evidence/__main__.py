@@ -1,8 +1,11 @@
 """Runs claims, writes the page, or checks it; see the package."""
 
 import argparse
+import functools
+import multiprocessing
 import os
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from evidence import base, claims, page
@@ -17,7 +20,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a cut version, into build/evidence")
     parser.add_argument("--check", action="store_true", help="run nothing, compare page and files")
     parser.add_argument("--again", action="store_true", help="run what has a result already")
-    parser.add_argument("--jobs", type=int, default=1, help="parts of a claim at a time (1)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="parts of a claim at a time, or with --quick claims (1)"
+    )
     parser.add_argument("--machine", default=base.default_machine(), help="its class, for the file")
     parser.add_argument("--build", type=Path, default=BUILD, help=argparse.SUPPRESS)
     parser.add_argument("--data", type=Path, default=base.DATA, help=argparse.SUPPRESS)
@@ -30,30 +35,24 @@ def main(arguments: list[str] | None = None) -> int:
     # What one seed compiled the next one loads.
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(given.build / "compiled"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    results = given.build / "quick" if given.quick else page.RESULTS
-    for name in chosen:
-        claim = base.load(name)
-        if missing := claim.absent(given.data):
-            print(f"{name}: left out: {missing}", flush=True)
-            continue
-        lacking = [peer for peer in claim.peers if base.python_of(peer) is None]
-        for line in base.not_installed(lacking):
-            print(f"{name}: left out of it: {line}", flush=True)
-        # Seeds that are done survive a stop; what is committed changes only as a whole.
-        part = results / f"{name}.json" if given.quick else given.build / f"{name}.json"
-        done = base.read(results / f"{name}.json")
-        setting = {**claim.setting, **(claim.quick if given.quick else {})}
-        if done is not None and done.fits(claim, setting, given.quick) and not given.again:
-            print(f"{name}: has its result", flush=True)
-            continue
-        if given.again:
-            part.unlink(missing_ok=True)
-        base.run(name, claim, part, given.quick, given.machine, given.jobs)
-        if part != results / f"{name}.json":
-            results.mkdir(parents=True, exist_ok=True)
-            part.replace(results / f"{name}.json")
+    complete = functools.partial(
+        base.complete,
+        results=given.build / "quick" if given.quick else page.RESULTS,
+        build=given.build,
+        data=given.data,
+        is_quick=given.quick,
+        is_again=given.again,
+        machine=given.machine,
+    )
+    if given.quick and given.jobs > 1:
+        # Most cut versions have a single part, so claims are what can run side by side.
+        with ProcessPoolExecutor(given.jobs, multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(complete, chosen))
+    else:
+        for name in chosen:
+            complete(name, jobs=given.jobs)
     if given.quick:
-        page.write(given.build / "evidence.md", results)
+        page.write(given.build / "evidence.md", given.build / "quick")
         print(f"the cut version's page: {given.build / 'evidence.md'}")
     else:
         page.write()

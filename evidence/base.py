@@ -31,6 +31,7 @@ __all__ = [
     "Result",
     "Row",
     "Setting",
+    "complete",
     "load",
     "of",
     "plain",
@@ -211,6 +212,39 @@ def _short(value: Any) -> Any:
         value = float(value)
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value
+
+
+def complete(
+    name: str,
+    results: Path,
+    build: Path,
+    data: Path,
+    is_quick: bool,
+    is_again: bool,
+    machine: str,
+    jobs: int = 1,
+) -> None:
+    """Runs a claim into its result file, unless it has its result; says what is left out of it, and why."""
+    claim = load(name)
+    if missing := claim.absent(data):
+        print(f"{name}: left out: {missing}", flush=True)
+        return
+    for line in not_installed([peer for peer in claim.peers if python_of(peer) is None]):
+        print(f"{name}: left out of it: {line}", flush=True)
+    path = results / f"{name}.json"
+    # Seeds that are done survive a stop; what is committed changes only as a whole.
+    part = path if is_quick else build / f"{name}.json"
+    setting = {**claim.setting, **(claim.quick if is_quick else {})}
+    done = read(path)
+    if done is not None and done.fits(claim, setting, is_quick) and not is_again:
+        print(f"{name}: has its result", flush=True)
+        return
+    if is_again:
+        part.unlink(missing_ok=True)
+    run(name, claim, part, is_quick, machine, jobs)
+    if part != path:
+        results.mkdir(parents=True, exist_ok=True)
+        part.replace(path)
 
 
 def run(name: str, claim: Claim, path: Path, is_quick: bool, machine: str, jobs: int = 1) -> Result:

@@ -270,7 +270,7 @@ def test_parts_run_by_several_processes_are_what_one_makes_of_them(tmp_path: Pat
 
 @pytest.mark.nightly
 def test_the_claims_that_take_seconds_run_cut(tmp_path: Path) -> None:
-    assert command.main([*FAST, "--quick", "--build", f"{tmp_path}"]) == 0
+    assert command.main([*FAST, "--quick", "--jobs", "2", "--build", f"{tmp_path}"]) == 0
     made = (tmp_path / "evidence.md").read_text(encoding="utf-8")
     for name in FAST:
         claim = base.load(name)
