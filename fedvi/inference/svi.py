@@ -19,9 +19,13 @@ from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
 from fedvi.inference.spoken import SpeaksOfRuns
 from fedvi.inference.svi_checks import (
     check_gradients_serve,
+    check_key,
     check_mode,
     check_mutable,
     check_optimiser,
+    checked_steps,
+    not_set_up,
+    not_started,
 )
 from fedvi.inference.svi_steps import DPSVIState, Steps, size_of
 from fedvi.models import guided as parts
@@ -151,6 +155,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             )
         Owned.__init__(self)
         SVI.__init__(self, model, guide, optim, loss, **static_kwargs)
+        self.constrain_fn = not_started
         check_optimiser(self.optim)
         self.privacy: Descent = privacy
         self._plate, self._clip, self._clipping = plate, clip, clipping
@@ -214,6 +219,8 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         """
         random.refuse_a_trace("a run was charged")
         self._check_owner()
+        check_key(rng_key)
+        parts.check_choice(self.guide, self.loss)
         if self._guided is not None:
             # Another run on the same table reuses what was compiled.
             self._columns(args, kwargs)
@@ -231,12 +238,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         except errors.FedviError:
             raise
         except Exception as error:
-            raise errors.ModelError(
-                f"model and guide cannot be set up on a made-up record: {type(error).__name__}: "
-                f"{error}",
-                "they are called with one record of ones, 0 for integers; terms outside of the record "
-                "plate must be finite there, and no shape may be fixed to the size of the data set",
-            ) from error
+            raise not_set_up(error) from error
         check_mutable(started.mutable_state)
         params = self.optim.get_params(started.optim_state)
         constrained = self.constrain_fn(params)
@@ -344,8 +346,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
           PrivacyError: under a JAX transformation.
         """
         check_mode(forward_mode_differentiation)
-        if num_steps < 1:
-            raise errors.ConfigError(f"num_steps is {num_steps}, expected at least 1")
+        num_steps = checked_steps(num_steps)
         self._check_owner()
         if init_state is not None and self._guided is not None:
             self._check(init_state)
@@ -506,7 +507,10 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     @property
     def _taken_apart(self) -> Guided:
         if self._guided is None:
-            raise errors.SolverError("`update` came before `init`", "state = svi.init(key, x, y)")
+            raise errors.SolverError(
+                "there is nothing to go on with before `init`",
+                "state = svi.init(key, x, y); an object goes on with its own states only",
+            )
         return self._guided
 
     def _updated(
