@@ -66,7 +66,8 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     if each state is handed to ``update`` once. Runs are counted by this object, or, where ``privacy`` has a
     ``ledger``, over all processes that use it. Proof: a step sees records only through
     ``release_with(…, clipped(…))``, whose price is the plan's ``step``; steps compose adaptively; the
-    rest is post-processing. No size or program behind a step follows from the number of records
+    rest is post-processing. A record whose gradient is not finite, as where a NaN is not masked, adds
+    nothing, and nothing tells of it. No size or program behind a step follows from the number of records
     (docs/proofs/float_sum.md). Draws of a record's own latents do not depend on other records.
     Parameters are initialised on made-up records. The draws of the guide follow from ``rng_key`` and
     may be public.

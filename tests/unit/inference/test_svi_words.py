@@ -268,3 +268,26 @@ def test_a_state_of_another_object_is_refused_where_nothing_was_started():
         with pytest.raises(errors.SolverError, match="before `init`") as raised:
             call()
         assert "its own states only" in raised.value.hint
+
+
+def test_a_record_that_is_not_finite_adds_nothing():
+    x, y = table()
+    plan = fedvi.privacy.sgd(
+        steps=1, max_records=N, noise_multiplier=0.0, clip_norm=1.0, sampler="full", runs=3
+    )
+    fit = fedvi.DPSVI(binary, AutoNormal(binary), numpyro.optim.SGD(0.1), Trace_ELBO(), plan)
+    ends = []
+    for gap in (np.nan, np.inf, 0.0):
+        rows = x.copy()
+        rows[3] = gap  # a gradient of b at x = 0 is zero as well
+        result = fit.run(KEY, 1, rows, (y > 0.0).astype(np.float32), progress_bar=False)
+        ends.append(result.params["b_auto_loc"])
+    np.testing.assert_allclose(ends[0], ends[2], rtol=1e-6)
+    np.testing.assert_allclose(ends[1], ends[2], rtol=1e-6)
+
+
+def test_a_plan_with_too_little_noise_for_its_batches_says_what_to_change():
+    """Batches overflow with probability 4e-12, but at an epsilon that takes more of delta."""
+    with pytest.raises(errors.PrivacyError, match="no finite epsilon holds") as raised:
+        fedvi.privacy.sgd(steps=1500, max_records=40, noise_multiplier=4.0, delta=1e-3, batch=10)
+    assert "add noise, or plan fewer steps or runs" in raised.value.hint
