@@ -18,6 +18,7 @@ from fedvi.inference.clipping import Clipping
 from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
 from fedvi.inference.spoken import SpeaksOfRuns
 from fedvi.inference.svi_checks import (
+    OUTSIDE,
     check_gradients_serve,
     check_key,
     check_mode,
@@ -218,7 +219,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             from those of the previous run.
           PrivacyError: under a JAX transformation.
         """
-        random.refuse_a_trace("a run was charged")
+        random.refuse_a_trace("a run was charged", OUTSIDE)
         self._check_owner()
         check_key(rng_key)
         parts.check_choice(self.guide, self.loss)
@@ -407,7 +408,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             a log likelihood or a prior that is not concave.
           PrivacyError: under a JAX transformation.
         """
-        random.refuse_a_trace("intervals are computed outside of JAX")
+        random.refuse_a_trace("intervals were asked for", "ask for them after the run")
         found, latents = self._taken_apart, self._latents_told
         self._check(svi_state)
         if self._unlike is None and isinstance(latents, Latents):

@@ -11,6 +11,7 @@ from numpyro import optim as optimisers
 from fedvi import errors
 
 __all__ = [
+    "OUTSIDE",
     "check_gradients_serve",
     "check_key",
     "check_mode",
@@ -20,6 +21,12 @@ __all__ = [
     "not_set_up",
     "not_started",
 ]
+
+# What to do where `init` is under a JAX transformation.
+OUTSIDE = (
+    "call `init` outside, pass its state in, and take steps by `update`; each start is a run of its own: "
+    "fedvi.privacy.sgd(runs=…)"
+)
 
 # What Python says of a call whose arguments are not those of the function.
 _WRONG_CALL = re.compile(

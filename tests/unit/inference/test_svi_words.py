@@ -270,6 +270,23 @@ def test_a_state_of_another_object_is_refused_where_nothing_was_started():
         assert "its own states only" in raised.value.hint
 
 
+def test_starts_side_by_side_are_runs_of_their_own():
+    fit, keys = descent(linear), jax.random.split(KEY, 2)
+    with pytest.raises(errors.PrivacyError, match="a run was charged under a JAX") as raised:
+        jax.vmap(lambda key: fit.init(key, *table()).rng_key)(keys)
+    assert "call `init` outside" in raised.value.hint
+    assert "runs=" in raised.value.hint
+
+
+def test_the_loss_on_records_says_how_to_see_it():
+    fit = descent(linear)
+    loss = fit.evaluate(fit.init(KEY, *table()), *table())
+    with pytest.raises(errors.PrivacyError, match="a private metric was used as a value") as raised:
+        float(loss)
+    assert "`.reveal()` returns the number" in raised.value.hint
+    assert loss.reveal() > 0.0
+
+
 def test_a_record_that_is_not_finite_adds_nothing():
     x, y = table()
     plan = fedvi.privacy.sgd(
