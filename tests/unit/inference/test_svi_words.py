@@ -308,3 +308,19 @@ def test_a_plan_with_too_little_noise_for_its_batches_says_what_to_change():
     with pytest.raises(errors.PrivacyError, match="no finite epsilon holds") as raised:
         fedvi.privacy.sgd(steps=1500, max_records=40, noise_multiplier=4.0, delta=1e-3, batch=10)
     assert "add noise, or plan fewer steps or runs" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "hint"),
+    [
+        ({"delta": 1.0}, r"delta is 1\.0, expected at least 0 and below 1", r"well below 1"),
+        ({"delta": -1e-5}, r"delta is -1e-05", r"well below 1"),
+        ({"steps": np.int64(10)}, r"steps is .*10.*, expected an integer", r"int\("),
+        ({"max_records": 1e3}, r"max_records is 1000\.0, expected an integer", r"int\("),
+    ],
+)
+def test_a_plan_s_numbers_are_told_by_their_names(settings, said, hint):
+    plan = {"epsilon": 1.0, "delta": 1e-5, "steps": 10, "batch": 5, "max_records": 100}
+    with pytest.raises(errors.ConfigError, match=said) as raised:
+        fedvi.privacy.sgd(**{**plan, **settings})
+    assert re.search(hint, raised.value.hint)
