@@ -300,6 +300,10 @@ def latents_of(
     except errors.ModelError as error:
         return str(error).split("\n", 1)[0]
 
+    missing = sorted(set(known) - set(guide._init_locs))
+    if missing:
+        return f"the guide leaves out {', '.join(missing)}, drawn from the prior at each step"
+
     def real() -> dict[str, Any]:
         values = found.global_latents(params, key)
         with numpyro_rules():

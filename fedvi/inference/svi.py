@@ -18,10 +18,15 @@ from fedvi.inference.clipping import Clipping
 from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
 from fedvi.inference.spoken import SpeaksOfRuns
 from fedvi.inference.svi_checks import (
+    OUTSIDE,
     check_gradients_serve,
+    check_key,
     check_mode,
     check_mutable,
     check_optimiser,
+    checked_steps,
+    not_set_up,
+    not_started,
 )
 from fedvi.inference.svi_steps import DPSVIState, Steps, size_of
 from fedvi.models import guided as parts
@@ -62,7 +67,8 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     if each state is handed to ``update`` once. Runs are counted by this object, or, where ``privacy`` has a
     ``ledger``, over all processes that use it. Proof: a step sees records only through
     ``release_with(…, clipped(…))``, whose price is the plan's ``step``; steps compose adaptively; the
-    rest is post-processing. No size or program behind a step follows from the number of records
+    rest is post-processing. A record whose gradient is not finite, as where a NaN is not masked, adds
+    nothing, and nothing tells of it. No size or program behind a step follows from the number of records
     (docs/proofs/float_sum.md). Draws of a record's own latents do not depend on other records.
     Parameters are initialised on made-up records. The draws of the guide follow from ``rng_key`` and
     may be public.
@@ -151,6 +157,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             )
         Owned.__init__(self)
         SVI.__init__(self, model, guide, optim, loss, **static_kwargs)
+        self.constrain_fn = not_started
         check_optimiser(self.optim)
         self.privacy: Descent = privacy
         self._plate, self._clip, self._clipping = plate, clip, clipping
@@ -212,8 +219,10 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             from those of the previous run.
           PrivacyError: under a JAX transformation.
         """
-        random.refuse_a_trace("a run was charged")
+        random.refuse_a_trace("a run was charged", OUTSIDE)
         self._check_owner()
+        check_key(rng_key)
+        parts.check_choice(self.guide, self.loss)
         if self._guided is not None:
             # Another run on the same table reuses what was compiled.
             self._columns(args, kwargs)
@@ -231,12 +240,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         except errors.FedviError:
             raise
         except Exception as error:
-            raise errors.ModelError(
-                f"model and guide cannot be set up on a made-up record: {type(error).__name__}: "
-                f"{error}",
-                "they are called with one record of ones, 0 for integers; terms outside of the record "
-                "plate must be finite there, and no shape may be fixed to the size of the data set",
-            ) from error
+            raise not_set_up(error) from error
         check_mutable(started.mutable_state)
         params = self.optim.get_params(started.optim_state)
         constrained = self.constrain_fn(params)
@@ -344,8 +348,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
           PrivacyError: under a JAX transformation.
         """
         check_mode(forward_mode_differentiation)
-        if num_steps < 1:
-            raise errors.ConfigError(f"num_steps is {num_steps}, expected at least 1")
+        num_steps = checked_steps(num_steps)
         self._check_owner()
         if init_state is not None and self._guided is not None:
             self._check(init_state)
@@ -405,7 +408,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             a log likelihood or a prior that is not concave.
           PrivacyError: under a JAX transformation.
         """
-        random.refuse_a_trace("intervals are computed outside of JAX")
+        random.refuse_a_trace("intervals were asked for", "ask for them after the run")
         found, latents = self._taken_apart, self._latents_told
         self._check(svi_state)
         if self._unlike is None and isinstance(latents, Latents):
@@ -506,7 +509,10 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     @property
     def _taken_apart(self) -> Guided:
         if self._guided is None:
-            raise errors.SolverError("`update` came before `init`", "state = svi.init(key, x, y)")
+            raise errors.SolverError(
+                "there is nothing to go on with before `init`",
+                "state = svi.init(key, x, y); an object goes on with its own states only",
+            )
         return self._guided
 
     def _updated(

@@ -1,5 +1,7 @@
-"""Rejects optimisers, mutable state and modes of differentiation that `DPSVI` does not support."""
+"""Rejects optimisers, arguments, mutable state and modes of differentiation that `DPSVI` does not take."""
 
+import operator
+import re
 from typing import Any
 
 import jax
@@ -8,7 +10,28 @@ from numpyro import optim as optimisers
 
 from fedvi import errors
 
-__all__ = ["check_gradients_serve", "check_mode", "check_mutable", "check_optimiser"]
+__all__ = [
+    "OUTSIDE",
+    "check_gradients_serve",
+    "check_key",
+    "check_mode",
+    "check_mutable",
+    "check_optimiser",
+    "checked_steps",
+    "not_set_up",
+    "not_started",
+]
+
+# What to do where `init` is under a JAX transformation.
+OUTSIDE = (
+    "call `init` outside, pass its state in, and take steps by `update`; each start is a run of its own: "
+    "fedvi.privacy.sgd(runs=…)"
+)
+
+# What Python says of a call whose arguments are not those of the function.
+_WRONG_CALL = re.compile(
+    r"\(\) (got an unexpected|got multiple|got some positional|missing|takes) "
+)
 
 
 def check_optimiser(optim: Any) -> None:
@@ -21,6 +44,14 @@ def check_optimiser(optim: Any) -> None:
 
 def check_gradients_serve(optim: Any, optim_state: Any, params: Any) -> None:
     """Rejects an optimiser that needs more than the gradient, before its first step would fail."""
+    try:
+        # A step is compiled, so the state is an argument here, too.
+        jax.eval_shape(optim.get_params, optim_state)
+    except TypeError as error:
+        raise errors.ConfigError(
+            f"optim cannot be compiled by JAX: {str(error).splitlines()[0]}",
+            "use another one, such as numpyro.optim.Adam or optax.adam",
+        ) from error
     try:
         jax.eval_shape(lambda: optim.update(params, optim_state, value=jnp.zeros(())))
     except TypeError as error:
@@ -47,3 +78,59 @@ def check_mutable(mutable: Any) -> None:
             "noise",
             "use layers without running statistics: LayerNorm or GroupNorm, no BatchNorm",
         )
+
+
+def check_key(rng_key: Any) -> None:
+    kind, axes = getattr(rng_key, "dtype", None), len(getattr(rng_key, "shape", ()))
+    is_new = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
+    if axes != (0 if is_new else 1) or not (is_new or kind == jnp.uint32):
+        found = f"{kind}{list(jnp.shape(rng_key))}" if kind is not None else repr(rng_key)[:40]
+        raise errors.ConfigError(
+            f"rng_key is {found}, expected one key",
+            "make it with jax.random.key(0), or take one of those that jax.random.split returns",
+        )
+
+
+def checked_steps(num_steps: Any) -> int:
+    """Returns ``num_steps`` if it is a positive integer."""
+    try:
+        steps = operator.index(num_steps)
+    except TypeError as error:
+        # Records may stand in its place, and are not printed.
+        told = repr(num_steps) if isinstance(num_steps, float) else f"a {type(num_steps).__name__}"
+        raise errors.ConfigError(
+            f"num_steps is {told}, expected an integer",
+            "the order is that of numpyro's SVI: svi.run(rng_key, num_steps, x, y)",
+        ) from error
+    if steps < 1:
+        raise errors.ConfigError(f"num_steps is {steps}, expected at least 1")
+    return steps
+
+
+def not_started(*_: Any) -> Any:
+    """Stands for the map to constrained parameters, which is known from `init` on."""
+    raise errors.SolverError(
+        "there are no parameters before `init`",
+        "call `init` or `run`; an object goes on with its own states only",
+    )
+
+
+def not_set_up(error: Exception) -> errors.ModelError:
+    """Returns the error for a model and a guide that failed on a made-up record, with a way out."""
+    said = f"{type(error).__name__}: {error}"
+    if isinstance(error, ImportError) and "discrete" in said:
+        return errors.ModelError(
+            "a latent of the model is discrete, expected continuous latents",
+            "sum it out of the likelihood, for example with MixtureSameFamily; an outcome that is not "
+            "passed is a latent, too",
+        )
+    hint = (
+        "they are called with one record of ones, 0 for integers; terms outside of the record "
+        "plate must be finite there, and no shape may be fixed to the size of the data set"
+    )
+    if isinstance(error, TypeError) and _WRONG_CALL.search(said):
+        hint = (
+            "both are called with the arguments that follow the key, in `run` the key and the number of "
+            "steps, and with those keywords of DPSVI that are none of its options"
+        )
+    return errors.ModelError(f"model and guide cannot be set up on a made-up record: {said}", hint)

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro.infer.autoguide import (
     AutoDelta,
@@ -18,6 +19,7 @@ from numpyro.infer.autoguide import (
     AutoLaplaceApproximation,
 )
 from numpyro.primitives import Messenger
+from numpyro.util import check_model_guide_match
 
 from fedvi import errors
 from fedvi.models.guided_terms import Guided, density_of, is_sample, scaled_term
@@ -38,7 +40,7 @@ from fedvi.models.plates import (
     numpyro_rules,
 )
 
-__all__ = ["guided", "unseen"]
+__all__ = ["check_choice", "guided", "unseen"]
 
 
 def guided(
@@ -69,15 +71,15 @@ def guided(
     Raises:
       ModelError: if a split would change the model; the message gives the reason.
     """
-    _check_loss(loss)
-    _check_guide(guide)
+    check_choice(guide, loss)
     analytic = isinstance(loss, TraceMeanField_ELBO)
     draws = loss.num_particles if particles is None else particles
     draft = Guided(model, guide, static, plate or "", at, draws, analytic)
     one = _first(draft, params, key, [ONE])
     _check_automatic(guide, one[1])
+    _check_match(*one)
     two = _first(draft, params, key, [ONE, ONE])
-    name = _record_plate(one, two, plate)
+    name = _record_plate(one, two, plate, at.rows)
     found = dataclasses.replace(draft, plate=name)
     found = dataclasses.replace(found, has_local=bool(_local_axes(found, params, key)))
     _check_size(found, two)
@@ -143,7 +145,21 @@ def _first(draft: Guided, params: Mapping[str, Any], key: Any, kinds: list[str])
         ) from error
 
 
+def check_choice(guide: Any, loss: Any) -> None:
+    """Rejects guides and losses of the wrong kind, before either is called.
+
+    Raises:
+      ModelError: the guide has no density, or draws with all records; or the loss is no sum over records.
+    """
+    _check_loss(loss)
+    _check_guide(guide)
+
+
 def _check_loss(loss: Any) -> None:
+    if isinstance(loss, type):
+        raise errors.ModelError(
+            f"loss is the class {loss.__name__}, expected an instance", f"write {loss.__name__}()"
+        )
     if type(loss) not in (Trace_ELBO, TraceMeanField_ELBO):
         raise errors.ModelError(
             f"loss is {type(loss).__name__}, expected Trace_ELBO or TraceMeanField_ELBO",
@@ -156,6 +172,11 @@ def _check_loss(loss: Any) -> None:
 
 
 def _check_guide(guide: Any) -> None:
+    if isinstance(guide, type):
+        raise errors.ModelError(
+            f"guide is the class {guide.__name__}, expected an instance",
+            f"write {guide.__name__}(model)",
+        )
     name = type(guide).__name__
     if isinstance(guide, AutoGuideList):
         for member in guide:
@@ -183,15 +204,33 @@ def _check_automatic(guide: Any, run: Any) -> None:
     for name, site in run.sites.items():
         frames = site["cond_indep_stack"] if site["type"] == "sample" else ()
         if isinstance(guide, AutoGuide) and any(frame.size == 1 for frame in frames):
+            hint = (
+                "write a guide that computes the latent's distribution from the record, as an "
+                "encoder does"
+            )
+            if name.endswith("_unobserved"):
+                hint = (
+                    "obs_mask makes a latent of each missing outcome: leave those out by "
+                    "`numpyro.handlers.mask(mask=…)` around the site instead"
+                )
             raise errors.ModelError(
                 f"{name!r} is a latent of each record and the guide is automatic: it would keep "
                 "parameters for every single record",
-                "write a guide that computes the latent's distribution from the record, as an "
-                "encoder does",
+                hint,
             )
 
 
-def _record_plate(one: Any, two: Any, wanted: str | None) -> str:
+def _record_plate(one: Any, two: Any, wanted: str | None, rows: int) -> str:
+    for name, made in two[0].plates.items():
+        size, subsample_size = made[0]
+        # Of all records, whether their number is read from the arrays (two of them here) or written.
+        if subsample_size != size and subsample_size != 2 and size in (2, rows):
+            raise errors.ModelError(
+                f"plate {name!r} draws {subsample_size} records at random, expected all of them",
+                "batches are drawn inside: leave subsample_size out, "
+                f'`with numpyro.plate("{name}", x.shape[0]):`',
+            )
+
     def sizes(runs: Any) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
         for run in runs:
@@ -267,7 +306,8 @@ def _check_sites(found: Guided, one: Any, two: Any) -> None:
                 raise errors.ModelError(
                     f"{name!r} is observed outside of plate {found.plate!r}, so that its terms "
                     "belong to no single record",
-                    f"move it inside the plate {found.plate!r}",
+                    f"move it inside the plate {found.plate!r}; if its value is public, use "
+                    "numpyro.factor, or handlers.substitute in place of handlers.condition",
                 )
             if not site["is_observed"] and site["fn"].support.is_discrete:
                 raise errors.ModelError(
@@ -288,16 +328,43 @@ def _check_sites(found: Guided, one: Any, two: Any) -> None:
 
 def _check_param(name: str, site: Any, other: Any, inside: bool, plate: str) -> None:
     shapes = [
-        [jnp.shape(leaf) for leaf in jax.tree.leaves(found["value"])]
+        [jnp.shape(leaf) for leaf in jax.tree.leaves(_start_of(found))]
         for found in (site, other)
         if found is not None
     ]
+    if inside and other is not None and shapes[0] == shapes[1]:
+        raise errors.ModelError(
+            f"the parameter {name!r} is made inside the plate {plate!r}, expected outside of it",
+            "all records share it: move numpyro.param before the `with`",
+        )
     if inside or other is None or shapes[0] != shapes[1]:
         raise errors.ModelError(
             f"the parameter {name!r} belongs to the plate {plate!r} or grows with the records: each "
             "record would have parameters of its own",
             "compute it from the record by parameters that all records share (amortisation)",
         )
+
+
+def _start_of(site: Mapping[str, Any]) -> Any:
+    """Returns what a param site would start from; its value was made for one record."""
+    with numpyro_rules(), handlers.seed(rng_seed=0):
+        start = site["fn"](*site["args"], **site["kwargs"])
+    return site["value"] if start is None else start
+
+
+def _check_match(model: Any, guide: Any) -> None:
+    """Compares sites as ``Trace_ELBO`` does, and warns as it does of those that only one of both has."""
+    # Not plates, which `_record_plate` compares.
+    sites = [
+        {name: site for name, site in run.sites.items() if site["type"] != "plate"}
+        for run in (model, guide)
+    ]
+    try:
+        check_model_guide_match(*sites)
+    except ValueError as error:
+        raise errors.ModelError(
+            str(error), "draw the site with the same shape, and the same .to_event, in both"
+        ) from error
 
 
 def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
@@ -367,7 +434,7 @@ class _Compared:
                 raise errors.ModelError(
                     f"the term {name!r} of a record changes when another record does",
                     "a record's terms may use its own row only: no mean over the batch, no "
-                    "BatchNorm, no record axis in .to_event",
+                    "BatchNorm, no record axis in .to_event, no column [n, 1] beside a vector [n]",
                 )
         if alone:
             self._compare_alone(pair, here)
@@ -406,11 +473,18 @@ class _Compared:
                 return jax.device_get(self._terms({**self._params, **given}, self._key, columns))
         except errors.FedviError:
             raise
-        except Exception as error:
+        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
             raise errors.ModelError(
                 f"model and guide cannot be compiled by JAX: {type(error).__name__}: {error}",
                 "use jnp.where or jax.lax.cond instead of Python branches on latents or records, "
                 "and jax.numpy instead of numpy",
+            ) from error
+        except Exception as error:
+            raise errors.ModelError(
+                "the log density of the model or its guide fails on made-up records: "
+                f"{type(error).__name__}: {error}",
+                "they are called with one record and with two: pass every array with one row a record "
+                "as an argument, and none by handlers.condition or from outside of the function",
             ) from error
 
 

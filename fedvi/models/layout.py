@@ -104,7 +104,8 @@ def layout(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Layout:
     if not rows:
         raise errors.ModelError(
             "no argument holds records, expected an array with one row a record",
-            "pass the whole table: svi.run(key, steps, x, y)",
+            "pass the whole table as arrays: svi.run(key, steps, x, y); a list is none, jnp.asarray "
+            "makes one of it",
         )
     return Layout(tree, tuple(rest), tuple(columns), rows)
 
@@ -122,15 +123,25 @@ def _kind(leaf: Any) -> str:
 def _dtype(leaf: Any, name: str) -> Any:
     """Returns the dtype that JAX gives an array: under `jit` only that one is visible."""
     kind = getattr(leaf, "dtype", None)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise errors.ModelError(
+            f"{name} is a masked array, expected an array of numbers alone",
+            "pass x.filled(0.0) and, as a column of its own, ~x.mask for handlers.mask",
+        )
     if kind is None:
         raise errors.ModelError(
             f"{name} is a {type(leaf).__name__}, expected an array with one row a record",
             "pass its columns as an array, by its .to_numpy() or jax.numpy.asarray",
         )
-    if not jnp.issubdtype(kind, jnp.number) and not jnp.issubdtype(kind, jnp.bool_):
+    try:
+        is_taken = jnp.issubdtype(kind, jnp.number) or jnp.issubdtype(kind, jnp.bool_)
+    except TypeError:  # a dtype of pandas
+        is_taken = False
+    if not is_taken:
         raise errors.ModelError(
             f"{name} holds {kind}, expected floats, integers or booleans",
-            "number the levels of a category from 0",
+            "number the levels of a category from 0, and hand over a column of pandas by "
+            ".to_numpy(numpy.float32)",
         )
     return jax.dtypes.canonicalize_dtype(kind)
 

@@ -349,11 +349,13 @@ def _check_plate(run: Run, plate: str, count: int, shapes: Mapping[str, Any], la
         )
     for size, subsample_size in run.plates[plate]:
         if subsample_size != count:
+            # A size that follows the call is one or two made-up records here.
+            told = "N" if size == count else size
             raise errors.ModelError(
                 f"model `{label}`: plate `{plate}` holds {subsample_size} records when the model "
                 f"is called with {count}; expected {count}, or a record would not count once",
                 f'write `numpyro.plate("{plate}", {rows_in_words(shapes)})`, or '
-                f'`numpyro.plate("{plate}", {size}, subsample_size={rows_in_words(shapes)})`',
+                f'`numpyro.plate("{plate}", {told}, subsample_size={rows_in_words(shapes)})`',
             )
     for name, made in run.plates.items():
         for size, subsample_size in made:

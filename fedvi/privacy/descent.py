@@ -247,7 +247,15 @@ def sgd(
     """
     for name, count in (("steps", steps), ("max_records", max_records), ("runs", runs)):
         if type(count) is not int or count < 1:
-            raise errors.ConfigError(f"{name} is {count!r}, expected an integer of at least 1")
+            raise errors.ConfigError(
+                f"{name} is {count!r}, expected an integer of at least 1",
+                "NumPy's integers and floats are converted by int(…)",
+            )
+    if delta is not None and not 0.0 <= delta < 1.0:
+        raise errors.ConfigError(
+            f"delta is {delta}, expected at least 0 and below 1",
+            "choose one well below 1 / max_records",
+        )
     if not clip_norm > 0.0:
         raise errors.ConfigError(f"clip_norm is {clip_norm}, expected a number above 0")
     if ledger is not None and not hasattr(ledger, "extended"):

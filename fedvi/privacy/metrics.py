@@ -118,7 +118,8 @@ class Private(_Fixed):
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise PrivacyError(
             "a private metric was used as a value",
-            hint="it stays where it was computed; call `.reveal()` for a file of the client's own",
+            hint="it was computed from records, without noise: `.reveal()` returns the number, for "
+            "whoever holds them",
         )
 
     __float__ = __int__ = __index__ = __complex__ = __bool__ = __round__ = _refuse

@@ -118,8 +118,8 @@ def too_much(overflow: float, delta: float, lowest: float) -> PrivacyError:
     return PrivacyError(
         f"no finite epsilon holds at delta {delta:g}: batches overflow their capacity with "
         f"probability {overflow:.3g} in all, and then delta is {lowest:.3g} or more",
-        hint="raise the batch capacity, or the bound on records that it is derived from, "
-        "until `overflow` times the number of draws is far below delta",
+        hint="raise the batch capacity, or the bound on records that it is derived from; or add noise, or "
+        "plan fewer steps or runs: the probability counts about e^epsilon times",
     )
 
 

@@ -423,17 +423,18 @@ def with_statistics(*last):
 # NumPyro warns of two of them as well.
 @pytest.mark.nightly(
     only=(
-        "subsampled-AutoNormal-0 plates follow the number of records",
+        "subsampled-AutoNormal-draws 4 records at random",
         "local-<lambda>-draws with gradients of the model on all records",
         "of_fixed_size-AutoNormal-no shape may be fixed to the size",
     )
 )
 @pytest.mark.filterwarnings("ignore:subsample_size does not match")
 @pytest.mark.filterwarnings("ignore:Currently, SVI with Trace_ELBO loss does not support")
+@pytest.mark.filterwarnings("ignore:Found vars in model but not guide")
 @pytest.mark.parametrize(
     ("model", "guide", "said"),
     [
-        (subsampled, autoguide.AutoNormal, r"0 plates follow the number of records"),
+        (subsampled, autoguide.AutoNormal, r"draws 4 records at random"),
         (of_fixed_size, autoguide.AutoNormal, r"no shape may be fixed to the size"),
         (nested, autoguide.AutoNormal, r"2 plates follow the number of records"),
         (neighbour, autoguide.AutoNormal, r"'model y' of a record changes when another record"),

@@ -479,6 +479,12 @@ def fixed_subsample(x, y):
         numpyro.sample("y", dist.Normal(b * x[rows], 1.0), obs=y[rows])
 
 
+def own_subsample(x, y):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", x.shape[0], subsample_size=1) as rows:
+        numpyro.sample("y", dist.Normal(b * x[rows], 1.0), obs=y[rows])
+
+
 def two_sizes(x, y):
     b = numpyro.sample("b", dist.Normal(0.0, 1.0))
     with numpyro.plate("records", 500, subsample_size=x.shape[0]):
@@ -654,6 +660,7 @@ REFUSED = [
         r'`numpyro\.plate\("records", x\.shape\[0\]\)`, or .*500, subsample_size=x\.shape\[0\]',
     ),
     (fixed_subsample, "holds 1 records when the model is called with 2", "subsample_size=x.shape"),
+    (own_subsample, "holds 1 records when the model is called with 2", "N, subsample_size=x.shape"),
     (two_sizes, "plate `records` is made with the sizes 1 and 500", "x.shape"),
     (random_groups, "plate `groups` draws 2 of 4 at random", r'numpyro.plate\("groups", 4\)'),
     (discrete, r"latent `b` is discrete \(BernoulliProbs\)", "sum it out"),
