@@ -259,13 +259,16 @@ def _advice(column: Column, odd: Sequence[str]) -> str:
     elif isinstance(column, Binary):
         for key, codes in {"true": column.true, "false": column.false}.items():
             declared[key] = {spelt(code): key for code in sorted(codes, key=str)}
+    spelt_too = []
     for key, cells in declared.items():
         alike = {word.casefold(): means for cell, means in cells.items() for word in (means, cell)}
         more = {cell: alike[cell.casefold()] for cell in sorted(odd) if cell.casefold() in alike}
         if more:
             both = cells | more
             listed = toml(both if key == "codes" else list(both))
-            told.append(f"to read the spelling of this file, too: {key} = {listed}")
+            spelt_too.append(f"{key} = {listed}")
+    if spelt_too:
+        told.append(f"to read the spelling of this file, too: {' and '.join(spelt_too)}")
     return "; ".join(told)
 
 
