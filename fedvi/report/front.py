@@ -154,9 +154,10 @@ def _reading(contents: Contents, ratio: str, shown: list[Coefficient], more: int
         if ratio
         else f"An effect above 0 means a higher {contents.outcome}, below 0 a lower one"
     )
+    clipped = ", and if clipping changed little" if contents.noised else ""
     yield (
         f"{said}, for what is compared and all else in the model equal. The true value lies in the "
-        "interval with probability 95 %, if the model and its prior are right."
+        f"interval with probability 95 %, if the model and its prior are right{clipped}."
     )
     doubt = any(row.name in contents.by_chance for row in shown)
     yield (

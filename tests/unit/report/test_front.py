@@ -7,6 +7,7 @@ from tests.unit.report.test_page import made
 def test_the_outcome_is_named_by_what_a_yes_of_it_means() -> None:
     found = front.front(made(outcome="readmitted", outcome_words=("<30", ">30 or NO")))
     assert found.asked[0] == "What goes with readmitted (<30 against >30 or NO)?"
+    assert found.reading[0].endswith("its prior are right, and if clipping changed little.")
     assert "higher odds of readmitted being “<30”, below 1" in found.reading[0]
 
 
