@@ -215,7 +215,10 @@ def slug(text: str) -> str:
 
 
 def choice(known: tuple[str, ...]) -> Callable[[str], str]:
+    short = {"y": "yes", "n": "no"} if known == ("yes", "no") else {}
+
     def read(text: str) -> str:
+        text = short.get(text.lower(), text)
         if text not in known:
             raise errors.ConfigError(
                 f"{text!r} is none of {', '.join(known)}", errors.did_you_mean(text, known)

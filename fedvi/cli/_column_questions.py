@@ -23,8 +23,15 @@ OUT = "out"
 _TYPES = """number:18..100, count:0..20, binary:1/0 (the cell for true first), level:low,high (the
 reference first; a rare one makes all its contrasts wide). What it can be, from a protocol or a code book:
 no bound comes from the file. A record with another level counts as zero. skip: state it later."""
+_BOUNDS = """What it can be, in the unit of the file, from a protocol or a code book: no bound comes from
+the file. A number outside is taken as the nearest bound. skip: state it later."""
+_LEVELS = """low,mid,high: from a protocol or a code book. All others are compared with the first; a rare
+one makes all its contrasts wide. A record with another level counts as zero. skip: state it later."""
 # In tenths: whoever misses more cells of a column wants to know before anything else is asked of it.
 _HALF = 5
+# A reference that fewer records have makes the intervals of all other levels wide. Of two levels there is
+# one interval, whichever is first.
+_RARE, _FEW_LEVELS = 0.05, 3
 _OUT_TOO = f"""
 {OUT}: it is no covariate, and leaves the formula."""
 _UNIT = """half: half the width of the bounds, from their middle; a prior sd of 2.5 suits it, and it
@@ -79,7 +86,7 @@ def column_questions(
     default = (expected or "number") if guess is None else suggested(guess, expected)
     words = f"{name}: {_looks(guess, default, expected)}" + (f", or {OUT}" if free else "")
     read, why = _column_reader(name, free=free), _TYPES + (_OUT_TOO if free else "")
-    remark = functools.partial(_unseen, name, guess)
+    remark = functools.partial(_remark, name, guess)
     yield Question(f"column {name}", words, why, read, default, given, may_skip=True, remark=remark)
     table = said[f"column {name}"] or {}
     kind = table.get("type")
@@ -94,6 +101,7 @@ def column_questions(
         listed_levels = seen.partition(":")[2] or None
     if given is None and after:
         words, read = words + (f", or {OUT}" if free else ""), _column_reader(name, kind, free)
+        why = (_BOUNDS if after == "bounds" else _LEVELS) + (_OUT_TOO if free else "")
         yield Question(
             *(f"{after} {name}", words, why, read, listed_levels), may_skip=True, remark=remark
         )
@@ -257,6 +265,8 @@ def _column_reader(
                 f"{name} stands in the formula as you gave it",
                 "go back to the formula, and take the column out of it",
             )
+        if kind is not None:  # a type that was confirmed may be said again, and so may its name
+            text = text.removeprefix(before).removeprefix(f"{kind}:")
         # Bounds alone, where a type was asked for, are those of a number.
         more = "number:" if kind is None and re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text) else ""
         table = drafting.parse_column(before + more + text)[1]
@@ -279,6 +289,30 @@ def _check(name: str, table: dict[str, Any]) -> None:
         )
     if bounds or table.get("levels") or table["type"] == "binary":
         parse_schema({name: table}, private=True)
+
+
+def _remark(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
+    return " ".join(
+        filter(None, (_unseen(name, guess, table), _rare_reference(name, guess, table)))
+    )
+
+
+def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
+    """Says that few records of the file have the level with which all others are compared."""
+    from fedvi.data.guess import spelt
+    from fedvi.data.schema import as_code
+
+    levels = table.get("levels", ())
+    if guess is None or len(levels) < _FEW_LEVELS or guess.different > len(guess.values):
+        return ""
+    held = dict(guess.values)
+    if held.get(spelt(as_code(str(levels[0]))), 0) >= _RARE * (guess.cells - guess.missing):
+        return ""
+    return (
+        f"few records of this file have {levels[0]}, with which all others are compared: all intervals of "
+        f"{name} would be wide. If another level is common everywhere, correct {name} with `back`, and put "
+        "it first"
+    )
 
 
 def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:

@@ -133,7 +133,8 @@ def _values(guess: "Guess") -> str:
         return f"{shown}, and {more} more" if more > 0 else shown
     if guess.low is None or guess.high is None:
         return ""
-    return f"{guess.low:.6g} to {guess.high:.6g}" + (", whole" if guess.whole else "")
+    digits = ".15g" if guess.whole else ".6g"
+    return f"{guess.low:{digits}} to {guess.high:{digits}}" + (", whole" if guess.whole else "")
 
 
 def _printable(value: str) -> str:

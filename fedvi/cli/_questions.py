@@ -34,7 +34,7 @@ __all__ = ["Asked", "Opened", "formula_of"]
 _FEW_RECORDS = 20
 _IDENTIFIER = """An identifier tells records or people apart. It explains nothing, and is no covariate. If a
 patient has several rows, it says which rows are protected together."""
-_FORMULA = """What is explained, ~ and what explains it: died ~ age + sex. With --from, the response alone
+_FORMULA = """What is explained, ~ and what explains it: died ~ age + sex. With a file, the response alone
 stands for all other columns; without identifiers, free text and what is the same in all records, if the
 file was looked at."""
 _GAPS = """yes: each covariate is asked about: which numbers mean missing, and what a missing cell is. no:
@@ -490,7 +490,7 @@ def _why_nothing(guess: "Guess") -> str:
     """
     if guess.kind == "text":
         commas = "decimal commas; save the file with points"
-        return commas if guess.commas else "texts, or numbers with many words among them"
+        return commas if guess.commas else "texts or dates, or numbers with many words among them"
     same = guess.kind == "empty" or guess.different == 1
     return "the same in all records" if same and guess.cells >= _FEW_RECORDS else ""
 

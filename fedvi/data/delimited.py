@@ -206,9 +206,27 @@ def _check_declared(columns: Sequence[str], wanted: Sequence[str]) -> None:
             )
 
 
+def _other_separator(header: Sequence[str], wanted: Sequence[str]) -> str | None:
+    """Returns what stands between the names of a first line that was read as one name, in words."""
+    words = {";": "semicolons", ",": "commas", "\t": "tabs", "|": "vertical bars"}
+    if len(header) != 1:
+        return None
+    for sign, said in words.items():
+        if set(wanted) <= {name.strip().strip('"') for name in header[0].split(sign)}:
+            return said
+    return None
+
+
 def _places(path: Path, header: Sequence[str], wanted: Sequence[str]) -> dict[str, int]:
     absent = [name for name in wanted if name not in header]
     if absent:
+        other = _other_separator(header, wanted)
+        if other is not None:
+            raise DataError(
+                f"{path}: no column `{absent[0]}` in the first line, which has {other} between the names",
+                "save the file again with the separator of the study, and with decimal points; or, if the "
+                "files of all sites have it, change `data.separator`",
+            )
         # A first line with none of the names is probably a record, so the error does not show it.
         is_header = 2 * len(absent) <= len(wanted)
         raise DataError(

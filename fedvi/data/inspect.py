@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from fedvi.data import tables
-from fedvi.data.cells import Table, Wanted, has_decimal_comma
+from fedvi.data.cells import TRUTHS, Table, Wanted, has_decimal_comma
 from fedvi.data.guess import often_missing, spelt, texts_of
 from fedvi.data.load import Lost, as_declared, lost_in_words, prepare_chunk
 from fedvi.data.schema import (
@@ -259,14 +259,33 @@ def _advice(column: Column, odd: Sequence[str]) -> str:
     elif isinstance(column, Binary):
         for key, codes in {"true": column.true, "false": column.false}.items():
             declared[key] = {spelt(code): key for code in sorted(codes, key=str)}
+    spelt_too = []
     for key, cells in declared.items():
         alike = {word.casefold(): means for cell, means in cells.items() for word in (means, cell)}
+        if isinstance(column, Binary):
+            alike |= dict.fromkeys(_same_truth(column, odd)[key == "true"], key)
         more = {cell: alike[cell.casefold()] for cell in sorted(odd) if cell.casefold() in alike}
         if more:
             both = cells | more
             listed = toml(both if key == "codes" else list(both))
-            told.append(f"to read the spelling of this file, too: {key} = {listed}")
+            spelt_too.append(f"{key} = {listed}")
+    if spelt_too:
+        told.append(f"to read the spelling of this file, too: {' and '.join(spelt_too)}")
     return "; ".join(told)
+
+
+def _same_truth(column: Binary, odd: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns words of a file that mean false and true where the study has another such pair."""
+    pairs = (("0", "1"), *TRUTHS)
+    false, true = (
+        {spelt(code).casefold() for code in codes} for codes in (column.false, column.true)
+    )
+    if any(no in false and yes in true for no, yes in pairs):
+        seen = {cell.casefold() for cell in odd}
+        for no, yes in pairs:
+            if {no, yes} <= seen:
+                return (no,), (yes,)
+    return (), ()
 
 
 def _done(column: Column, private: bool) -> dict[str, str]:

@@ -21,6 +21,8 @@ _UNITS = 1e7
 _SPREAD = 0.125
 # Bounds this many sds wide are far too wide for their number.
 _WIDE = 16.0
+# Bounds that end this many units or sds from the centre hold a long tail, which is clipped most.
+_FAR = 30.0
 
 
 class Step(NamedTuple):
@@ -83,6 +85,16 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
                 f"more change the {shared_parts.ratio(assembly.study)} by a factor of {room:.2g} at most "
                 f"(95 %). One unit of the coefficient is {column.scale:g}: state scale = "
                 f"{round_below(spread):g}, or a wider prior.scale"
+            )
+        believed = expected_of(assembly, name)
+        step = column.scale if believed.sd is None else max(column.scale, believed.sd)
+        far = max(high - column.center, column.center - low) / step
+        if assembly.study.privacy.private and far > _FAR and column.scale != (high - low) / 2.0:
+            log = f", or write log1p({name}) into the formula" if low >= 0.0 else ""
+            said.append(
+                f"data.schema.{name}.bounds: [{low:g}, {high:g}] end {far:.0f} times {step:g} from the "
+                "center. Records out there are clipped most: if they are few, the coefficient may be off "
+                f"by more than its interval shows. State bounds that end where records become rare{log}"
             )
         # A stated scale is assumed to fit the prior, whatever the bounds.
         if (high - low) / spread > _WIDE and column.scale == (high - low) / 2.0:

@@ -138,7 +138,8 @@ def _broken(name: str) -> str:
 
 def ratio_axis(axes: Any, ratio: str) -> None:
     """Adds the scale of exp(coefficient) at the top, with round numbers."""
-    steps = _steps(*axes.get_xlim())
+    low, high = axes.get_xlim()
+    steps = _steps(low, high, most=6 if is_narrow() else 9)
     above = axes.secondary_xaxis("top")
     above.set_xticks([math.log(value) for value in steps], [f"{value:g}" for value in steps])
     above.set_xlabel(f"{ratio} ratio")
@@ -153,18 +154,18 @@ def log_scale(axes: Any, low: float, high: float) -> None:
     axes.set_yticks([], minor=True)
 
 
-def _steps(low: float, high: float) -> list[float]:
-    """Returns 1, 2, 5, 10, … between e^low and e^high, or fewer of them: nine at most."""
+def _steps(low: float, high: float, most: int = 9) -> list[float]:
+    """Returns 1, 2, 5, 10, … between e^low and e^high, or fewer of them: ``most``. 1 stays among them."""
     steps = [
         float(f"{value}e{power}")
         for power in range(-15, 16)
         for value in (1, 2, 5)
         if low <= math.log(value) + power * math.log(10.0) <= high
     ]
-    if len(steps) > 9:
+    if len(steps) > most:
         steps = [value for value in steps if f"{value:e}".startswith("1.0")]
-    while len(steps) > 9:
-        steps = steps[::2]
+    while len(steps) > most:
+        steps = steps[steps.index(1.0) % 2 if 1.0 in steps else 0 :: 2]
     return steps
 
 

@@ -278,6 +278,8 @@ class Contents(NamedTuple):
       verdict: the most important findings, in sentences; empty for a run of an earlier version.
       widths: (coefficient, its width as a multiple of that without privacy); empty if unknown.
       outcome: the outcome's name, such as "died"; empty if there is no formula.
+      outcome_words: what a yes and a no of it mean, such as "within 30 days", "later or never"; empty if
+        the study does not say.
       stand_out: names of the coefficients that stand out; None for a run of an earlier version.
       by_chance: names of those that may do so by chance, since so many are looked at.
       declared: the columns of the study; empty if it declares none.
@@ -315,6 +317,7 @@ class Contents(NamedTuple):
     verdict: tuple[str, ...] = ()
     widths: tuple[tuple[str, float], ...] = ()
     outcome: str = ""
+    outcome_words: tuple[str, ...] = ()
     stand_out: tuple[str, ...] | None = None
     by_chance: tuple[str, ...] = ()
     declared: tuple[Declared, ...] = ()

@@ -9,7 +9,7 @@ from fedvi.report.canvas import Figure
 from fedvi.report.contents import UNRECORDED, Coefficient, Contents
 from fedvi.report.labels import is_effect
 from fedvi.report.sections import Table
-from fedvi.report.wording import as_sentence, right_guesses, sites_in_words
+from fedvi.report.wording import as_sentence, furthest, right_guesses, sites_in_words
 
 __all__ = ["Front", "front"]
 
@@ -56,8 +56,9 @@ def front(contents: Contents) -> Front:
     effects = effects if contents.gaussian and contents.outcome else []
     clear = [row for row in effects if _is_clear(contents, row)]
     clear.sort(key=lambda row: row.name in contents.by_chance)
-    # Effects that stand out first, then the others, each group in the study's order.
-    shown = (clear + [row for row in effects if row not in clear])[:_MOST]
+    # Effects that stand out first, then the others that are furthest from 0, in the study's order.
+    still = [row for row in effects if row not in clear]
+    shown = clear[:_MOST] + [still[index] for index in furthest(still, max(0, _MOST - len(clear)))]
     table = figure = None
     if shown:
         table, drawn = _table(contents, shown, ratio), figures.forest(shown, ratio)
@@ -98,7 +99,8 @@ def _is_clear(contents: Contents, row: Coefficient) -> bool:
 def _asked(contents: Contents) -> Iterator[str]:
     """Yields the question, and how it was answered."""
     if contents.outcome:
-        yield f"What goes with {contents.outcome}?"
+        which = " against ".join(contents.outcome_words)
+        yield f"What goes with {contents.outcome}{f' ({which})' if which else ''}?"
     one = len(contents.sites) == 1
     who = "It" if one else "Each site"
     if contents.source == "simulation":
@@ -146,14 +148,16 @@ def _table(contents: Contents, shown: list[Coefficient], ratio: str) -> Table:
 
 def _reading(contents: Contents, ratio: str, shown: list[Coefficient], more: int) -> Iterator[str]:
     noise = " and the noise" if contents.noised else ""
+    which = f" being “{contents.outcome_words[0]}”" if contents.outcome_words else ""
     said = (
-        f"A ratio above 1 means higher {ratio} of {contents.outcome}, below 1 lower {ratio}"
+        f"A ratio above 1 means higher {ratio} of {contents.outcome}{which}, below 1 lower {ratio}"
         if ratio
         else f"An effect above 0 means a higher {contents.outcome}, below 0 a lower one"
     )
+    clipped = ", and if clipping changed little" if contents.noised else ""
     yield (
         f"{said}, for what is compared and all else in the model equal. The true value lies in the "
-        "interval with probability 95 %, if the model and its prior are right."
+        f"interval with probability 95 %, if the model and its prior are right{clipped}."
     )
     doubt = any(row.name in contents.by_chance for row in shown)
     yield (

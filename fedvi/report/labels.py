@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-__all__ = ["is_effect", "label", "labels", "relabelled"]
+__all__ = ["is_effect", "label", "labels", "level_label", "relabelled"]
 
 _INTERVAL = re.compile(
     r"([\[(])\s*(-?\d+(?:\.\d+)?|-∞|-inf)\s*(?:,|-|–|to)\s*(-?\d+(?:\.\d+)?|∞|inf)\s*([\])])"
@@ -39,7 +39,7 @@ def label(name: str) -> str:
     if name.startswith(_SPREAD):
         return f"how far sites differ: {label(name.removeprefix(_SPREAD))} (log τ)"
     if name.startswith(_BASELINE):
-        return f"baseline {_level(name.removeprefix(_BASELINE))}"
+        return f"baseline {level_label(name.removeprefix(_BASELINE))}"
     outcome, colon, rest = name.rpartition(": ")
     if colon and outcome.count("[") == outcome.count("]"):
         return f"{_words(outcome)}: {label(rest)}"
@@ -97,12 +97,16 @@ def _part(text: str) -> str:
         return f"{kind} of {_words(column)}" if re.fullmatch(rf"{kind}\(\w+\)", text) else text
     column, bracket, level = text.partition("[")
     if bracket and level.endswith("]") and column.isidentifier():
-        return f"{_words(column)} {_level(level[:-1])}"
+        return f"{_words(column)} {level_label(level[:-1])}"
     return _words(text) if text.isidentifier() else text
 
 
-def _level(text: str) -> str:
-    """Writes a level; an interval of numbers becomes "from to"."""
+def level_label(text: str) -> str:
+    """Writes a level; an interval of numbers becomes "from to".
+
+    >>> level_label("[0-10)"), level_label("stage_II")
+    ('0 to 9', 'stage II')
+    """
     found = _INTERVAL.fullmatch(text.strip())
     if found is None:
         return _words(text)

@@ -187,7 +187,9 @@ def _claim_in_words(statement: Statement) -> str:
     if len(statement.claims) > 1:
         more += " The rows of the table describe the same answers: their ε do not add up."
     if any(claim.relation == "substitute" for claim in statement.claims) and unit != "client":
-        more += f" The two known {unit}s may be one person's, with a diagnosis and without."
+        # A patient is a person; a record is a person's.
+        same = "one person's" if unit == "record" else "one and the same"
+        more += f" The two known {unit}s may be {same}, with a diagnosis and without."
     return (
         f"Suppose that somebody sees all that “protected against” names, knows all else {where}, and "
         f"guesses between two answers that were equally likely before. Asked {'; asked '.join(said)}. "

@@ -38,6 +38,7 @@ from fedvi.study.spec.coefficients import (
     comparisons,
     design_of,
     of_moments,
+    outcome_words,
     readings,
 )
 from fedvi.study.spec.regressions import accepted
@@ -163,6 +164,7 @@ def gather(
         verdict=() if verdict is None else _in_labels(verdict, people),
         widths=() if verdict is None else tuple(verdict.multiples.items()),
         outcome="" if study.formula is None else design_of(study)[1].response.text,
+        outcome_words=() if study.formula is None else outcome_words(study),
         stand_out=None if verdict is None else verdict.stand_out,
         by_chance=() if verdict is None else verdict.by_chance,
         declared=declared(study),

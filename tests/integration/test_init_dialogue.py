@@ -394,3 +394,29 @@ def test_the_prior_is_asked_for_with_the_unit_of_each_number(tmp_path: Path) -> 
             "Prior sd of a coefficient, for one unit of its column (age per 41, bmi per 5)", ""
         )
         assert "STATE ME" not in asked.until("Enter writes the study")
+
+
+def test_a_rare_reference_is_told_of_where_the_levels_are_confirmed(tmp_path: Path) -> None:
+    bands = ["[0-10)"] * 2 + ["[10-20)"] * 48 + ["[20-30)"] * 50
+    rows = "".join(f"{band},{41.5 + i % 37},{i % 2}\n" for i, band in enumerate(bands))
+    file = tmp_path / "north.csv"
+    file.write_text("band,age,died\n" + rows)
+    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"]
+    given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
+    given += ["--prior-scale", "1"]
+    with terminal(tmp_path / "study", "--from", file, *given) as asked:
+        asked.say("to suggest types and levels", "Y")
+        asked.say("Are cells of covariates missing", "n")
+        asked.say("band: what it may hold", "")
+        asked.until("few records of this file have [0-10)")
+        asked.say("age: what it may hold", "back")
+        asked.say("band: what it may hold", "level:[10-20),[0-10),[20-30)")
+        assert "few records" not in asked.say("age: what it may hold", "")
+        asked.say("age: lowest and highest", "?")
+        assert "nearest bound" in asked.say("age: lowest and highest", "number:18..100")
+        asked.say("age: unit of its coefficient", "")
+        asked.say("Enter writes the study", "")
+        asked.until("next: fedvi check")
+    schema = tomllib.loads((tmp_path / "study" / "study.toml").read_text())["data"]["schema"]
+    assert schema["band"]["levels"][0] == "[10-20)"
+    assert schema["age"]["bounds"] == [18, 100]

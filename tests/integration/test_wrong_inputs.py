@@ -702,11 +702,10 @@ TABLE = [
         "other separator",
         command="simulate {study} --quiet",
         files={"north.csv": "died;age;stage\n1;50;low\n0;20;high\n1;77;low\n"},
-        said="{d}/north.csv: no column `died` in the first line",
+        said="{d}/north.csv: no column `died` in the first line, which has semicolons between the names",
         hint=(
-            "is this the right `data.separator`? does the file begin with the names of its "
-            "columns? if it has none, list them in `data.columns`; if it calls them otherwise, say "
-            'so with `column`, such as column = "Age (years)" under [data.schema.age]'
+            "save the file again with the separator of the study, and with decimal points; or, if the "
+            "files of all sites have it, change `data.separator`"
         ),
     ),
     Wrong(

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi.data.formula import Design, Part, parse_formula
-from fedvi.data.schema import Level, Number, Schema, parse_schema
+from fedvi.data.schema import Binary, Level, Number, Schema, parse_schema
 from fedvi.data.unit_words import step_of
 from fedvi.report.contents import UNRECORDED, Z95
+from fedvi.report.labels import level_label
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
 from fedvi.typing import LOG_SCALE, Eta
@@ -19,6 +20,7 @@ __all__ = [
     "comparisons",
     "design_of",
     "of_moments",
+    "outcome_words",
     "readings",
 ]
 
@@ -167,6 +169,17 @@ def comparisons(study: Study, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(known.get(_within(name, known), "") for name in names)
 
 
+def outcome_words(study: Study) -> tuple[str, ...]:
+    """Returns what a yes and a no of a study's outcome mean; empty if it does not say; needs no data.
+
+    Yes and no themselves say nothing that the outcome's name does not.
+    """
+    schema, design = design_of(study)
+    column = schema.get(design.response.text)
+    words = column.words if isinstance(column, Binary) else None
+    return () if words is None or words == ("yes", "no") else words
+
+
 def _compared(part: Part, schema: Schema, whole: set[str]) -> str:
     """Describes one unit more of a part.
 
@@ -181,7 +194,7 @@ def _compared(part: Part, schema: Schema, whole: set[str]) -> str:
     if column is None:
         return UNRECORDED
     if isinstance(column, Level):
-        return "" if part.column in whole else f"against {column.levels[0]}"
+        return "" if part.column in whole else f"against {level_label(column.levels[0])}"
     if isinstance(column, Number):
         return f"{step_of(column)} more"
     if column.words is not None:

@@ -97,6 +97,28 @@ def test_codes_for_missing_and_other_spellings_come_with_what_to_write(tmp_path:
     }
 
 
+def test_words_of_a_file_for_yes_and_no_are_advised_where_the_study_has_others(
+    tmp_path: Path,
+) -> None:
+    schema = parse_schema({"died": {"type": "binary", "true": [1], "false": [0]}}, private=True)
+    path = tmp_path / "north.csv"
+    path.write_text("died\nNo\nYes\nNo\n")
+    (found,) = inspect_file(path, schema, ("died",), private=True).columns
+    advised = 'true = ["1", "Yes"] and false = ["0", "No"]'
+    assert found.advice == f"to read the spelling of this file, too: {advised}"
+    told = {"type": "binary", "true": ["1", "Yes"], "false": ["0", "No"]}
+    (found,) = inspect_file(
+        path, parse_schema({"died": told}, private=True), ("died",), private=True
+    ).columns
+    assert found.counts["fits"] == 3
+    # Of a pair that is no yes and no, nothing is known.
+    sexes = {"died": {"type": "binary", "true": ["m"], "false": ["f"]}}
+    (found,) = inspect_file(
+        path, parse_schema(sexes, private=True), ("died",), private=True
+    ).columns
+    assert not found.advice
+
+
 def test_what_is_done_with_a_cell_is_said_in_words(table: Path) -> None:
     done = {column.name: column.done for column in fit(table).columns}
     assert done["age"]["missing"] == "taken as 50"

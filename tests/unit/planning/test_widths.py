@@ -192,6 +192,22 @@ def test_a_prior_that_leaves_no_room_within_wide_bounds_is_warned_of() -> None:
     assert not priors.quarrels(planned(raw_plan()))
 
 
+def test_bounds_that_hold_a_long_tail_are_warned_of() -> None:
+    raw = raw_plan()
+    raw["data"]["schema"]["score"] = {
+        "type": "number",
+        "bounds": [0, 1_000_000],
+        "center": 5_000,
+        "scale": 10_000,
+    }
+    (said,) = priors.quarrels(planned(raw))
+    assert "score.bounds: [0, 1e+06] end 100 times 10000 from the center" in said
+    assert "log1p(score)" in said
+    # An sd that is known to be large leaves little to a tail.
+    raw["data"]["schema"]["score"]["expected"] = {"mean": 5_000, "sd": 50_000}
+    assert not priors.quarrels(planned(raw))
+
+
 @pytest.mark.parametrize(
     ("stated", "words"),
     [
