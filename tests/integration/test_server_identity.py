@@ -1,5 +1,6 @@
 """Who is let in, by a real TLS handshake on the loopback: each that is not, with its own sentence."""
 
+import contextlib
 import threading
 import time
 from concurrent import futures
@@ -10,7 +11,7 @@ import pytest
 from fedvi import errors
 from fedvi.federation.messages import Goodbye, Hello, NextTask, Offer, Submit
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.rpc import access
+from fedvi.server.rpc import access, calls
 from fedvi.transport import authority, bundle, certificates, enrolment, identity, status, wire
 from fedvi.transport import roster as rosters
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2, health_pb2_grpc
@@ -339,6 +340,37 @@ def test_no_holder_of_a_certificate_can_take_the_places_of_others(folders, tmp_p
         for call in held:
             call.cancel()
         wait_until(lambda: not is_refused(channels[0]))
+
+
+@pytest.mark.parametrize(
+    "method", ["/fedvi.v1.FederationService/Hello", "/fedvi.v1.FederationService/GetPayload"]
+)
+def test_calls_whose_message_never_comes_take_no_places_of_others(
+    folders, tmp_path, monkeypatch, method
+):
+    # What gRPC does not tell a handler of: the call is open, and its one message is not there.
+    monkeypatch.setattr(calls, "ASK_SECONDS", 5.0)
+    spec = make_spec()
+    sent = threading.Event()
+
+    def never():
+        sent.wait(30.0)
+        yield from ()
+
+    with serving(folders, tmp_path, spec) as server, contextlib.ExitStack() as closing:
+        closing.callback(sent.set)
+        authority.revoke(folders["ca"], "north")
+        credentials = identity.channel_credentials(folders["north"])
+        held = []
+        for _ in range(3):
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            channel = server.channel(server.addresses.listen, credentials, options)
+            held += [channel.stream_unary(method).future(never()) for _ in range(50)]
+        wait_until(lambda: sum(call.done() for call in held) >= 150 - access.CALLS_AT_ONCE)
+        link(server, spec, "south", folders["south"]).handle(greeting(spec, "south"))
+        wait_until(lambda: all(call.done() for call in held))
+        refused = [str(status.from_status(call)) for call in held]
+        assert sum("did not come within 5 s" in text for text in refused) == access.CALLS_AT_ONCE
 
 
 def is_refused(channel):
