@@ -373,6 +373,28 @@ def test_calls_whose_message_never_comes_take_no_places_of_others(
         assert sum("did not come within 5 s" in text for text in refused) == access.CALLS_AT_ONCE
 
 
+@pytest.mark.parametrize("revoked_first", [False, True])
+def test_a_stolen_key_takes_no_places_of_the_new_one(folders, tmp_path, revoked_first):
+    spec = make_spec()
+    with serving(folders, tmp_path, spec) as server:
+        thief = server.channel(
+            server.addresses.listen, identity.channel_credentials(folders["north"])
+        )
+        if revoked_first:
+            authority.revoke(folders["ca"], "north")
+        request = health_pb2.HealthCheckRequest()
+        held = [health_pb2_grpc.HealthStub(thief).Watch(request) for _ in range(50)]
+        wait_until(lambda: sum(call.done() for call in held) == 50 - access.CALLS_AT_ONCE)
+        authority.revoke(folders["ca"], "north")
+        asked = enrolment.request(tmp_path / "again", "north", "client", ())
+        issued = authority.sign(folders["ca"], asked.path.read_bytes(), new_key=True)
+        (tmp_path / "again" / "cert.pem").write_bytes(issued.pem)
+        (tmp_path / "again" / "ca.pem").write_bytes((folders["ca"] / "ca.pem").read_bytes())
+        link(server, spec, "north", tmp_path / "again").handle(greeting(spec, "north"))
+        for call in held:
+            call.cancel()
+
+
 def is_refused(channel):
     try:
         health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
