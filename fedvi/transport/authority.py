@@ -411,11 +411,12 @@ def _created(folder: Path, certificate: x509.Certificate) -> Created:
 def _request(content: bytes) -> x509.CertificateSigningRequest:
     try:
         found = x509.load_pem_x509_csr(content)
-    except ValueError:
+        own = found.is_signature_valid
+    except certificates.MALFORMED:
         raise errors.IdentityError(
             "this is no request in PEM", "give the request.pem that `fedvi enroll` made"
         ) from None
-    if not found.is_signature_valid:
+    if not own:
         raise errors.IdentityError("the request does not hold its own key, or was changed")
     return found
 

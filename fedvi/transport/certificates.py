@@ -24,6 +24,7 @@ from fedvi.transport import files
 from fedvi.typing import PRIOR
 
 __all__ = [
+    "MALFORMED",
     "ROLES",
     "Identity",
     "check_dates",
@@ -168,14 +169,14 @@ def parse_fingerprint(text: str) -> str:
 
 # Reading.
 
-# The exceptions of `cryptography` for an unreadable certificate.
-_MALFORMED = (
+MALFORMED = (
     ValueError,
     UnsupportedAlgorithm,
     x509.DuplicateExtension,
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
+"""The exceptions of `cryptography` for a certificate or a request that cannot be read."""
 
 
 def parse(content: bytes, where: str) -> x509.Certificate:
@@ -191,7 +192,7 @@ def parse(content: bytes, where: str) -> x509.Certificate:
             for part in ("subject", "issuer", "extensions", "not_valid_before_utc"):
                 getattr(item, part)
             item.public_key()
-    except _MALFORMED:
+    except MALFORMED:
         raise errors.IdentityError(f"{where} is no certificate in PEM") from None
     if len(found) != 1:
         raise errors.IdentityError(f"{where} holds {len(found)} certificates, expected one")
@@ -275,9 +276,16 @@ def identity_of(certificate: x509.Certificate, where: str = "the certificate") -
 
 
 def hosts_of(holder: x509.Certificate | x509.CertificateSigningRequest, where: str) -> list[str]:
-    """Returns the DNS names and IP addresses that a certificate or a request holds."""
-    addresses = _alternatives(holder, x509.IPAddress, where)
-    return [*_alternatives(holder, x509.DNSName, where), *map(str, addresses)]
+    """Returns the DNS names and IP addresses that a certificate or a request holds.
+
+    Raises:
+      IdentityError: a name holds characters that could control a terminal.
+    """
+    hosts = _alternatives(holder, x509.DNSName, where)
+    for host in hosts:
+        if not host.isprintable():
+            raise errors.IdentityError(f"{where} names the host {host!r:.80}, which is no DNS name")
+    return [*hosts, *_alternatives(holder, x509.IPAddress, where)]
 
 
 def fingerprint(certificate: x509.Certificate) -> str:
@@ -415,7 +423,7 @@ def _alternatives(
         found = holder.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
         return []
-    except ValueError:
+    except MALFORMED:
         raise errors.IdentityError(f"{where} has extensions that cannot be read") from None
     return [str(item) for item in found.get_values_for_type(kind)]
 

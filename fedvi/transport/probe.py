@@ -230,7 +230,11 @@ def server_certificate(
     """
     try:
         authority = certificates.read(folder / identity.AUTHORITY, _NO_AUTHORITY)
-        shown = _shown(host, port, timeout_seconds)
+        content = _shown(host, port, timeout_seconds)
+        # Anybody may answer there: all of it must be readable before any of it is looked at.
+        shown = certificates.parse(
+            ssl.DER_cert_to_PEM_cert(content).encode(), "what the server showed"
+        )
     except errors.FedviError as error:
         return _failed("server's certificate", error, _NO_WAY)
     except (OSError, ValueError) as error:
@@ -395,13 +399,13 @@ def _judge(
     return Finding(check, "warn", warning) if warning else _passed(check, said)
 
 
-def _shown(host: str, port: int, timeout_seconds: float) -> x509.Certificate:
+def _shown(host: str, port: int, timeout_seconds: float) -> bytes:
     """Returns the server's certificate, without verification and without a certificate of our own."""
     context = _context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     with _dialled(context, host, port, timeout_seconds) as stream:
-        return x509.load_der_x509_certificate(stream.getpeercert(binary_form=True) or b"")
+        return stream.getpeercert(binary_form=True) or b""
 
 
 def _context() -> ssl.SSLContext:

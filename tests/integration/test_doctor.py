@@ -12,6 +12,10 @@ import grpc
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtensionOID
 
 import fedvi
 from fedvi.cli import doctor
@@ -241,6 +245,28 @@ def test_a_servers_certificate_that_cannot_be_believed_is_named(root, role, days
     failed = failures(found("--server", address, "--tls", party(root, "north"), code=3))
     listener.close()
     assert said in failed["server's certificate"]
+
+
+def test_a_certificate_that_cannot_be_read_is_named_to_who_waits_too(root, tmp_path):
+    # Anybody may answer at the server's address, with a certificate of any bytes.
+    folder = tmp_path / "stranger"
+    folder.mkdir()
+    key = ec.generate_private_key(ec.SECP256R1())
+    name, _ = certificates.subject("localhost", "server", ())
+    garbage = x509.UnrecognizedExtension(ExtensionOID.TLS_FEATURE, b"\xff\x01")
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, NOW - DAY, NOW + DAY)
+        .add_extension(garbage, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    (folder / "cert.pem").write_bytes(certificates.pem(made))
+    (folder / "key.pem").write_bytes(certificates.key_pem(key))
+    north = party(root, "north")
+    listener = tls_server(folder)
+    finding = probe.believed("localhost", listener.getsockname()[1], north, NOW)
+    listener.close()
+    assert finding.status == "fail"
+    assert finding.said == "what the server showed is no certificate in PEM"
 
 
 def test_a_server_without_tls_is_named(root, serve):

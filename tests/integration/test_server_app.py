@@ -1,8 +1,11 @@
 """The server over real gRPC on the loopback: what it answers, what it refuses, and that it goes on."""
 
+import contextlib
 import logging
+import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 
 import grpc
@@ -20,6 +23,7 @@ from fedvi.server import coordinator, logs
 from fedvi.server.rpc import calls, service
 from fedvi.server.store import uploads
 from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.watch import places
 from fedvi.server.watch.public_values import run_as_dict, where
 from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import bundle, status, wire
@@ -664,6 +668,31 @@ def test_metrics_count_the_public_transcript(tmp_path):
     assert 'fedvi_client{client="north",state="unseen"} 1.0' in text
     assert 'fedvi_calls_total{code="ok",method="Hello"} 1.0' in text
     assert 'fedvi_calls_total{code="ProtocolError",method="Hello"} 1.0' in text
+
+
+def test_silent_callers_of_the_metrics_take_few_threads_and_are_cut_off(tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "WHOLE_SECONDS", 1.0)
+    with running(make_spec(), tmp_path, metrics="127.0.0.1:0") as server:
+        host, port = server.addresses.metrics.split(":")
+        before = threading.active_count()
+        with contextlib.ExitStack() as stack:
+            silent = [
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=10.0))
+                for _ in range(100)
+            ]
+            assert threading.active_count() < before + 2 * places.PLACES
+            said = [caller.recv(12) for caller in silent]
+        # Who got a place was cut off in the end, and who got none was told so at once.
+        assert set(said) == {b"", b"HTTP/1.0 503"}
+
+        def answers():
+            try:
+                with urllib.request.urlopen(f"http://{server.addresses.metrics}/metrics") as reply:
+                    return "fedvi_version 0.0" in reply.read().decode()
+            except urllib.error.HTTPError:
+                return False  # the last of those are just being cut off
+
+        wait_for(answers)
 
 
 # Its end, and its next beginning.

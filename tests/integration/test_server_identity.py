@@ -1,5 +1,6 @@
 """Who is let in, by a real TLS handshake on the loopback: each that is not, with its own sentence."""
 
+import contextlib
 import threading
 import time
 from concurrent import futures
@@ -10,7 +11,7 @@ import pytest
 from fedvi import errors
 from fedvi.federation.messages import Goodbye, Hello, NextTask, Offer, Submit
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.rpc import access
+from fedvi.server.rpc import access, calls
 from fedvi.transport import authority, bundle, certificates, enrolment, identity, status, wire
 from fedvi.transport import roster as rosters
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2, health_pb2_grpc
@@ -339,6 +340,59 @@ def test_no_holder_of_a_certificate_can_take_the_places_of_others(folders, tmp_p
         for call in held:
             call.cancel()
         wait_until(lambda: not is_refused(channels[0]))
+
+
+@pytest.mark.parametrize(
+    "method", ["/fedvi.v1.FederationService/Hello", "/fedvi.v1.FederationService/GetPayload"]
+)
+def test_calls_whose_message_never_comes_take_no_places_of_others(
+    folders, tmp_path, monkeypatch, method
+):
+    # What gRPC does not tell a handler of: the call is open, and its one message is not there.
+    monkeypatch.setattr(calls, "ASK_SECONDS", 5.0)
+    spec = make_spec()
+    sent = threading.Event()
+
+    def never():
+        sent.wait(30.0)
+        yield from ()
+
+    with serving(folders, tmp_path, spec) as server, contextlib.ExitStack() as closing:
+        closing.callback(sent.set)
+        authority.revoke(folders["ca"], "north")
+        credentials = identity.channel_credentials(folders["north"])
+        held = []
+        for _ in range(3):
+            options = (("grpc.use_local_subchannel_pool", 1),)
+            channel = server.channel(server.addresses.listen, credentials, options)
+            held += [channel.stream_unary(method).future(never()) for _ in range(50)]
+        wait_until(lambda: sum(call.done() for call in held) >= 150 - access.CALLS_AT_ONCE)
+        link(server, spec, "south", folders["south"]).handle(greeting(spec, "south"))
+        wait_until(lambda: all(call.done() for call in held))
+        refused = [str(status.from_status(call)) for call in held]
+        assert sum("did not come within 5 s" in text for text in refused) == access.CALLS_AT_ONCE
+
+
+@pytest.mark.parametrize("revoked_first", [False, True])
+def test_a_stolen_key_takes_no_places_of_the_new_one(folders, tmp_path, revoked_first):
+    spec = make_spec()
+    with serving(folders, tmp_path, spec) as server:
+        thief = server.channel(
+            server.addresses.listen, identity.channel_credentials(folders["north"])
+        )
+        if revoked_first:
+            authority.revoke(folders["ca"], "north")
+        request = health_pb2.HealthCheckRequest()
+        held = [health_pb2_grpc.HealthStub(thief).Watch(request) for _ in range(50)]
+        wait_until(lambda: sum(call.done() for call in held) == 50 - access.CALLS_AT_ONCE)
+        authority.revoke(folders["ca"], "north")
+        asked = enrolment.request(tmp_path / "again", "north", "client", ())
+        issued = authority.sign(folders["ca"], asked.path.read_bytes(), new_key=True)
+        (tmp_path / "again" / "cert.pem").write_bytes(issued.pem)
+        (tmp_path / "again" / "ca.pem").write_bytes((folders["ca"] / "ca.pem").read_bytes())
+        link(server, spec, "north", tmp_path / "again").handle(greeting(spec, "north"))
+        for call in held:
+            call.cancel()
 
 
 def is_refused(channel):

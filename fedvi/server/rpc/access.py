@@ -18,7 +18,8 @@ BURST = 200.0
 
 CALLS_AT_ONCE = 16
 """Open calls per certificate. A client waits for work in one call, answers in another and renews its
-lease in a third; calls of a cut connection may linger. Revoked certificates count as well."""
+lease in a third; calls of a cut connection may linger. Certificates of one name that are revoked, or on no
+roster, have as many together."""
 
 
 class RateExceeded(errors.TransportError):
@@ -73,7 +74,8 @@ class Access:
         self._roster = roster
         self._buckets = {name: Bucket(rate, burst) for name in names}
         self._others = Bucket(rate, burst)
-        self._open: Counter[str] = Counter()
+        # Certificate, or name for one that is not admitted → calls.
+        self._open: Counter[str | tuple[str]] = Counter()
 
     @contextlib.contextmanager
     def place(self, context: Any) -> Iterator[None]:
@@ -89,18 +91,19 @@ class Access:
             yield
             return
         name = holder(bytes(shown[0]))
-        if self._open[name] >= CALLS_AT_ONCE:
+        counted = self._counted(bytes(shown[0]), name)
+        if self._open[counted] >= CALLS_AT_ONCE:
             raise RateExceeded(
                 f"{name!r} has {CALLS_AT_ONCE} calls open, expected no more at once",
                 "wait a moment",
             )
-        self._open[name] += 1
+        self._open[counted] += 1
         try:
             yield
         finally:
-            self._open[name] -= 1
-            if not self._open[name]:
-                del self._open[name]
+            self._open[counted] -= 1
+            if not self._open[counted]:
+                del self._open[counted]
 
     def admit(self, context: Any, client: str) -> None:
         """Checks a call whose message says that it comes from ``client``.
@@ -148,6 +151,17 @@ class Access:
         raise errors.IdentityError(
             "the call came without a certificate", "give --tls, the folder of an enrolled identity"
         )
+
+    def _counted(self, certificate: bytes, name: str) -> str | tuple[str]:
+        """Returns what a call counts for: a stolen key takes no places of the new one after it.
+
+        Those of certificates that are not admitted are few, however many there are.
+        """
+        assert self._roster is not None
+        try:
+            return self._roster.check(certificate).fingerprint
+        except (errors.IdentityError, errors.TransportError):
+            return (name,)
 
     def _limit(self, client: str) -> None:
         bucket = self._buckets.get(client, self._others)

@@ -17,7 +17,7 @@ from fedvi.server.core import run_events
 from fedvi.server.core.run_events import RunEvent
 from fedvi.transport.status import to_status
 
-__all__ = ["MALFORMED", "READ_SECONDS", "Calls", "Reading", "TooSlow"]
+__all__ = ["ASK_SECONDS", "MALFORMED", "READ_SECONDS", "Calls", "Reading", "TooSlow"]
 
 T = TypeVar("T")
 
@@ -27,6 +27,9 @@ MALFORMED = object()
 
 READ_SECONDS = 60.0
 """How long a caller may take to read a message of a stream: 256 KiB at 4 KB/s."""
+
+ASK_SECONDS = 60.0
+"""How long a caller may take to send the message of a call."""
 
 
 class TooSlow(errors.TransportError):
@@ -79,7 +82,11 @@ class Calls:
 
 
 class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses unreadable messages as ordinary errors, which gRPC would log at length; limits slow readers.
+    """Refuses unreadable messages as ordinary errors, which gRPC would log at length; limits slow callers.
+
+    gRPC calls a handler of one message once that message has arrived. A caller that never sends it would
+    not be counted, and could hold all calls that the server takes. So every handler takes a stream here,
+    is counted first, and then reads its one message. Callers see no difference.
 
     Args:
       calls: reports refusals.
@@ -130,26 +137,24 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
 
             await self._calls.part(context, method, refused())
 
-        async def enter(context: Any, places: ExitStack, request: Any = None) -> None:
+        async def enter(context: Any, places: ExitStack) -> None:
             async def taken() -> None:
                 places.enter_context(self._place(context))
 
             await self._calls.part(context, method, taken())
-            if request is MALFORMED:
-                malformed = errors.ProtocolError(
-                    f"what {method} was sent is no message of {path[1:].rpartition('.')[0]}",
-                    "do both ends run the same version of fedvi?",
-                )
-                await refuse(context, malformed)
 
-        async def unary(request: Any, context: Any) -> Any:
-            with ExitStack() as places:
-                await enter(context, places, request)
-                return await handler.unary_unary(request, context)
+        async def asked(requests: Any, context: Any) -> Any:
+            return await self._calls.part(context, method, _only(requests, path))
 
-        async def stream(request: Any, context: Any) -> None:
+        async def unary(requests: Any, context: Any) -> Any:
             with ExitStack() as places:
-                await enter(context, places, request)
+                await enter(context, places)
+                return await handler.unary_unary(await asked(requests, context), context)
+
+        async def stream(requests: Any, context: Any) -> None:
+            with ExitStack() as places:
+                await enter(context, places)
+                request = await asked(requests, context)
                 try:
                     async with aclosing(handler.unary_stream(request, context)) as replies:
                         async for reply in replies:
@@ -165,11 +170,36 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
                 return await handler.stream_unary(requests, context)
 
         return handler._replace(
+            request_streaming=True,
             request_deserializer=_lenient(handler.request_deserializer),
-            unary_unary=handler.unary_unary and unary,
-            unary_stream=handler.unary_stream and stream,
-            stream_unary=handler.stream_unary and upload,
+            unary_unary=None,
+            unary_stream=None,
+            stream_unary=unary if handler.stream_unary is None else upload,
+            stream_stream=stream,
         )
+
+
+async def _only(requests: Any, path: str) -> Any:
+    """Returns the message of a call.
+
+    Raises:
+      TooSlow: it did not come.
+      ProtocolError: there is none, or it is unreadable.
+    """
+    method = path.rpartition("/")[2]
+    try:
+        async with asyncio.timeout(ASK_SECONDS):
+            request = await anext(requests, MALFORMED)
+    except TimeoutError:
+        raise TooSlow(
+            f"the message of {method} did not come within {ASK_SECONDS:g} s", "ask again"
+        ) from None
+    if request is MALFORMED:
+        raise errors.ProtocolError(
+            f"what {method} was sent is no message of {path[1:].rpartition('.')[0]}",
+            "do both ends run the same version of fedvi?",
+        )
+    return request
 
 
 def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:

@@ -41,14 +41,12 @@ class Upload:
     Attributes:
       size: see above.
       received: how many bytes have arrived.
-      is_mapped: whether the file may still be mapped, so that it must not be truncated.
     """
 
     def __init__(self, size: int, path: Path | None) -> None:
         self.size, self.received = size, 0
         self._memory = bytearray()
         self._file = None if path is None else _opened(path)
-        self.is_mapped = False
 
     def add(self, offset: int, data: bytes) -> None:
         """Adds the next piece.
@@ -80,7 +78,6 @@ class Upload:
         """Returns the bytes that have arrived, read-only; a file is mapped, not read."""
         if self._file is None:
             return memoryview(bytes(self._memory))
-        self.is_mapped = True
         return memoryview(mmap.mmap(self._file, self.received, access=mmap.ACCESS_READ))
 
     def cut(self, received: int) -> None:
@@ -109,7 +106,9 @@ class Uploads:
     def __init__(self, folder: Path, limit: int) -> None:
         self._folder, self.limit = folder, limit
         self._small: dict[str, tuple[str, Upload]] = {}
-        self._large: dict[Path, Upload] = {}
+        # Files that calls of this process opened. Any of these calls may map its file at any time, an older
+        # one too, so none is made shorter.
+        self._large: set[Path] = set()
 
     def begin(self, client: str, sha256: str, size: int, offset: int) -> Upload:
         """Starts or continues an upload; deletes any other upload of this client.
@@ -140,18 +139,16 @@ class Uploads:
         for other in self._files(client):
             if other != path:
                 other.unlink(missing_ok=True)
-                self._large.pop(other, None)
+                self._large.discard(other)
         if size <= IN_MEMORY:
             upload = small[1] if small is not None and small[0] == sha256 else Upload(size, None)
             self._small[client] = (sha256, upload)
         else:
             self._check_disk(size - offset)
-            before = self._large.pop(path, None)
-            is_mapped = before is not None and before.is_mapped
-            if is_mapped and offset < there:
+            if path in self._large and offset < there:
                 _begin_anew(path, offset)
-            upload = self._large[path] = Upload(size, path)
-            upload.is_mapped = is_mapped and offset == there
+            self._large.add(path)
+            upload = Upload(size, path)
         upload.cut(offset)
         return upload
 
@@ -176,7 +173,7 @@ class Uploads:
             self._small.pop(client, None)
         for path in self._files(client) if sha256 is None else [self._path(client, sha256)]:
             path.unlink(missing_ok=True)
-            self._large.pop(path, None)
+            self._large.discard(path)
 
     def sweep(self, taken: Iterable[tuple[str, str]]) -> None:
         """Removes useless files of a server that was killed; never fails.

@@ -3,11 +3,14 @@
 The Prometheus client is imported only if metrics are served.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from fedvi import errors
 from fedvi.server.rpc.calls import Calls
+from fedvi.server.watch.places import LOOK_SECONDS, SILENT_SECONDS, Places
 
 __all__ = ["Metrics"]
 
@@ -32,22 +35,41 @@ class Metrics:
         host, _, port = address.rpartition(":")
         registry = prometheus_client.CollectorRegistry()
         registry.register(_Collector(describe_run, calls))
+        # Not start_http_server, which keeps a thread for every silent caller.
+        app = prometheus_client.make_wsgi_app(registry)
         try:
-            self._server, self._thread = prometheus_client.start_http_server(
-                int(port), host.strip("[]") or "127.0.0.1", registry
-            )
+            self._server = _Server(host.strip("[]") or "127.0.0.1", int(port), app)
         except (OSError, ValueError) as error:
             raise errors.TransportError(
                 f"--metrics {address} cannot be bound: {error}",
                 "expected HOST:PORT, of a free port",
             ) from error
         self.address = f"{host}:{self._server.server_port}"
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(LOOK_SECONDS,), name="metrics", daemon=True
+        )
+        self._thread.start()
 
     def close(self) -> None:
-        """Stops serving."""
+        """Stops serving, and cuts open connections."""
         self._server.shutdown()
-        self._server.server_close()
         self._thread.join()
+        self._server.server_close()
+        self._server.cut(0.0)
+
+
+class _Server(Places, WSGIServer):
+    def __init__(self, host: str, port: int, app: Any) -> None:
+        super().__init__(host, port, _Handler)
+        self.setup_environ()
+        self.set_app(app)
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SILENT_SECONDS
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        """Keeps requests out of the log."""
 
 
 class _Collector:

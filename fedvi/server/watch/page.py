@@ -12,29 +12,22 @@ import json
 import logging
 import math
 import os
-import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from fedvi import errors
 from fedvi.server import logs
+from fedvi.server.watch.places import LOOK_SECONDS, SILENT_SECONDS, Places
 from fedvi.transport import identity
 
 __all__ = ["Page"]
 
-# The most connections at once; each serves one answer, and a browser opens six at most.
-_PLACES = 16
-# The longest silence of a caller, and the longest duration of a connection.
-_SILENT_SECONDS, _WHOLE_SECONDS = 5.0, 20.0
 # How long gathered contents are reused.
 _FRESH_SECONDS = 0.5
-# How often the serving thread checks whether to stop, and cuts slow callers.
-_LOOK_SECONDS = 0.25
 
 _FILES = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
@@ -88,7 +81,7 @@ class Page:
             ) from error
         self.address = f"{host}:{self._server.server_port}"
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_LOOK_SECONDS,), name="page", daemon=True
+            target=self._server.serve_forever, args=(LOOK_SECONDS,), name="page", daemon=True
         )
         self._thread.start()
 
@@ -116,12 +109,7 @@ class _Snapshot:
             return self._kept
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-    # With fewer, simultaneous callers wait a second for their connection.
-    request_queue_size = 64
-
+class _Server(Places):
     def __init__(
         self,
         host: str,
@@ -129,65 +117,16 @@ class _Server(ThreadingHTTPServer):
         content: Callable[[], dict[str, Any]],
         render: Callable[[dict[str, Any]], str],
     ) -> None:
-        self.content, self.render, self.host = content, render, host
+        self.content, self.render = content, render
         self.closing = False
-        self._places = threading.BoundedSemaphore(_PLACES)
-        self._open: dict[socket.socket, float] = {}
-        if ":" in host:
-            self.address_family = socket.AF_INET6
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        # HTTPServer would query DNS for the machine's name.
-        socketserver.TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.host, self.server_address[1]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for a connection, if one of the places is free."""
-        if not self._places.acquire(blocking=False):
-            with contextlib.suppress(OSError):
-                request.sendall(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 2\r\n\r\n")
-            self.shutdown_request(request)
-            return
-        self._open[request] = time.monotonic()
-        try:
-            super().process_request(request, client_address)
-        except RuntimeError:  # no further thread can start
-            self._leave(request)
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answers a connection, in its thread."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._leave(request)
-
-    def service_actions(self) -> None:
-        """Cuts slow connections; ``serve_forever`` calls it regularly."""
-        self.cut(_WHOLE_SECONDS)
-
-    def cut(self, seconds: float) -> None:
-        """Cuts connections that are older than ``seconds``."""
-        late = time.monotonic() - seconds
-        for request, since in list(self._open.items()):
-            if since <= late:
-                with contextlib.suppress(OSError):
-                    request.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Logs nothing: the caller went away. Errors of the page are logged where they happen."""
-
-    def _leave(self, request: Any) -> None:
-        if self._open.pop(request, None) is not None:
-            self._places.release()
+        super().__init__(host, port, _Handler)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
     # One request per connection, so that idle connections hold no place.
     protocol_version = "HTTP/1.0"
-    timeout = _SILENT_SECONDS
+    timeout = SILENT_SECONDS
 
     def do_GET(self) -> None:
         """Answers with the content of a path."""

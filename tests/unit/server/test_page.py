@@ -14,7 +14,7 @@ import pytest
 
 from fedvi import errors
 from fedvi.server import logs
-from fedvi.server.watch import page
+from fedvi.server.watch import page, places
 
 CONTENT: dict[str, Any] = {"study": "test", "gap": float("inf"), "clients": [{"epsilon": 0.5}]}
 
@@ -150,13 +150,13 @@ def test_what_goes_wrong_is_told_by_its_kind_alone(caplog):
 
 
 def test_who_says_nothing_holds_up_nobody(served, monkeypatch):
-    monkeypatch.setattr(page, "_WHOLE_SECONDS", 0.6)
+    monkeypatch.setattr(places, "WHOLE_SECONDS", 0.6)
     monkeypatch.setattr(page._Handler, "timeout", 60.0)  # a slow one may send a byte now and then
     host, port = served.address.split(":")
     with contextlib.ExitStack() as stack:
         silent = [
             stack.enter_context(socket.create_connection((host, port), timeout=10))
-            for _ in range(page._PLACES)
+            for _ in range(places.PLACES)
         ]
         silent[0].sendall(b"GET / HT")
         wait_for(lambda: ask(served)[0] == 503)  # all places are taken

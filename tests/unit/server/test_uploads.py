@@ -185,3 +185,34 @@ def test_bytes_that_are_being_read_survive_another_upload_of_the_same_answer(pla
     again.close()
     place.forget("south")
     assert place.received("south", ONE) == 0
+
+
+@pytest.mark.parametrize("offset", [0, 3000])
+def test_bytes_that_an_older_call_reads_late_survive_it_too(place, offset):
+    data = content(LARGE)
+    first = place.begin("south", ONE, LARGE, 0)
+    first.add(0, data)
+    # A second call goes on where the first one is; only then the first one reads, and a third one begins.
+    second = place.begin("south", ONE, LARGE, LARGE)
+    read = first.data()
+    third = place.begin("south", ONE, LARGE, offset)
+    assert os.fstat(first._file).st_size == LARGE  # else the next line ends the process
+    assert bytes(read) == data
+    for upload in (first, second, third):
+        upload.close()
+
+
+def test_a_file_that_could_not_be_begun_anew_is_not_cut_the_next_time(place, monkeypatch):
+    first = place.begin("south", ONE, LARGE, 0)
+    first.add(0, content(LARGE))
+
+    def full(*arguments):
+        raise uploads.Full("no room")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(uploads, "_begin_anew", full)
+        with pytest.raises(uploads.Full):
+            place.begin("south", ONE, LARGE, 0)
+    place.begin("south", ONE, LARGE, 0).close()
+    assert os.fstat(first._file).st_size == LARGE
+    first.close()

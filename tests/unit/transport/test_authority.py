@@ -9,6 +9,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtensionOID
 
 from fedvi import errors
 from fedvi.transport import authority, certificates, enrolment
@@ -160,6 +161,35 @@ def test_a_common_name_may_not_differ_from_the_name_in_the_uri(root):
     builder = builder.add_extension(certificates.subject("north", "client", ())[1], critical=False)
     with pytest.raises(errors.IdentityError, match=r"says 'north' in its URI and 'south'"):
         authority.sign(root, certificates.pem(builder.sign(key, hashes.SHA256())))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("300a82081b5b324a6e6f7274", r"names the host '\\x1b\[2Jnort', which is no DNS name"),
+        ("3006a304040212aa", "has extensions that cannot be read"),
+    ],
+    ids=["terminal", "unsupported"],
+)
+def test_a_request_is_refused_in_words_whatever_names_it_holds(root, names, said):
+    # A site makes its request by whatever means, and the coordinator reads the answer on a terminal.
+    subject, _ = certificates.subject("north", "client", ())
+    hosts = x509.UnrecognizedExtension(
+        ExtensionOID.SUBJECT_ALTERNATIVE_NAME,
+        _with_uri(bytes.fromhex(names)) if said.startswith("names") else bytes.fromhex(names),
+    )
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    key = ec.generate_private_key(ec.SECP256R1())
+    request = builder.add_extension(hosts, critical=False).sign(key, hashes.SHA256())
+    with pytest.raises(errors.IdentityError, match=said):
+        authority.sign(root, certificates.pem(request))
+
+
+def _with_uri(names):
+    """Adds a party's URI to names in DER."""
+    uri = b"fedvi:client:north"
+    content = names[2:] + bytes([0x86, len(uri)]) + uri
+    return bytes([0x30, len(content)]) + content
 
 
 def test_a_client_with_host_names_is_refused(root):

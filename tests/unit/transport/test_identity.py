@@ -7,6 +7,7 @@ from concurrent import futures
 
 import grpc
 import pytest
+from cryptography import x509
 
 from fedvi import errors
 from fedvi.transport import authority, certificates, identity
@@ -280,7 +281,8 @@ def test_files_that_no_longer_fit_change_nothing_at_a_running_server(tmp_path, r
 def server_serial(port):
     from fedvi.transport import probe
 
-    return probe._shown("localhost", port, 5.0).serial_number
+    shown = probe._shown("localhost", port, 5.0)
+    return x509.load_der_x509_certificate(shown).serial_number
 
 
 @pytest.mark.parametrize("role", ["client", "admin"])
