@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from fedvi import errors
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged
 from fedvi.client.masking import Form, MaskedLink, Masking, task_digest
 from fedvi.expfam import tree
 from fedvi.federation.messages import (
@@ -175,15 +175,14 @@ def _sum(spec: ServerSpec, found: _Round) -> Finding:
         coordinator.tick()
     same = tree.equal(coordinator.state.posterior, found.coordinator.state.posterior)
     passed = same and coordinator.state.version == found.coordinator.state.version == 1
-    return Finding(
+    return judged(
         "sums",
         "a masked sum is the plain one",
         passed,
         "the same in every bit" if passed else "not the same",
         "masks cancel, enough noise stays for the sites that are missing, and the posterior equals that of "
-        "a server that sees every answer"
-        if passed
-        else "the folded sum is not that of the answers with the noise that was priced: masks do not "
+        "a server that sees every answer",
+        "the folded sum is not that of the answers with the noise that was priced: masks do not "
         "cancel, or too many or too few layers of noise were taken off",
     )
 
@@ -323,14 +322,13 @@ def _once(found: _Round) -> Finding:
         passed = False
     except errors.ProtocolError:
         passed = True
-    return Finding(
+    return judged(
         "sums",
         "a mask is used once",
         passed,
         "refused" if passed else "masked again",
-        "a site masks one answer of each visit"
-        if passed
-        else "two answers behind one mask show their difference, with the noise of two messages",
+        "a site masks one answer of each visit",
+        "two answers behind one mask show their difference, with the noise of two messages",
     )
 
 
@@ -340,14 +338,13 @@ def _set(spec: ServerSpec, found: _Round) -> Finding:
     visit = found.tasks[found.late].visit
     whole = Named(visit, tuple(spec.clients), digests).text.encode()
     passed = _is_refused(found.maskings[spec.clients[0]], (whole,))
-    return Finding(
+    return judged(
         "sums",
         "a site signs one set of a round",
         passed,
         "refused" if passed else "signed another",
-        "of a round one sum is opened"
-        if passed
-        else "two sums of a round may be opened, and their difference shows one site's answer",
+        "of a round one sum is opened",
+        "two sums of a round may be opened, and their difference shows one site's answer",
     )
 
 
@@ -358,14 +355,13 @@ def _outside(spec: ServerSpec, found: _Round) -> Finding:
     parts = openings.parts(spec, found.coordinator.state, name)
     asked = (*parts, bytes(sealed.data)[:SEALED_BYTES])
     passed = len(parts) > 1 and _is_refused(found.maskings[name], asked)
-    return Finding(
+    return judged(
         "sums",
         "nothing of a site outside the set is opened",
         passed,
         "refused" if passed else "opened",
-        "the share of a site whose answer is not in the sum stays closed"
-        if passed
-        else "the mask of a site that is not in the sum can be opened, and its answer with it",
+        "the share of a site whose answer is not in the sum stays closed",
+        "the mask of a site that is not in the sum can be opened, and its answer with it",
     )
 
 
@@ -394,15 +390,14 @@ def _kept_back(spec: ServerSpec, found: _Round) -> Finding:
         *(_expanded(secret, b"fedvi layer 1" + number) for number in numbers),
     )
     passed = sent == [b"".join(expected)]
-    return Finding(
+    return judged(
         "sums",
         "the noise that a sum needs stays closed",
         passed,
         "nothing more is opened" if passed else "something else is opened",
         "of a sum without a site, the others open their self masks, the keys that they share with it, and "
-        "the layers of noise that the sum no longer needs"
-        if passed
-        else "an opening holds something else than that, by which the noise of the sum might be taken off",
+        "the layers of noise that the sum no longer needs",
+        "an opening holds something else than that, by which the noise of the sum might be taken off",
     )
 
 
@@ -413,14 +408,13 @@ def _enough(spec: ServerSpec) -> Finding:
     most = len(spec.clients) - gather.sums.least_reporting
     least = min(_left(spec, count, gather.top_up.kept(count)) for count in range(most + 1))
     passed = least >= 1
-    return Finding(
+    return judged(
         "sums",
         "layers of noise make up for missing sites",
         passed,
         f"{float(least):.4g} × the priced variance, or more",
-        f"sums without up to {most} sites have the noise that is priced"
-        if passed
-        else "a sum without some sites has less noise than is priced",
+        f"sums without up to {most} sites have the noise that is priced",
+        "a sum without some sites has less noise than is priced",
     )
 
 
