@@ -1,6 +1,5 @@
 """`fedvi evaluate RUN TEST.csv`: how well a finished run predicts records that need no protection."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +78,7 @@ def _echo(found: Finished, figures: dict[str, Any]) -> None:
         "private": False,
         **figures,
     }
-    click.echo(json.dumps(content, indent=2, allow_nan=False))
+    tables.print_json(content)
 
 
 def _whole_records(found: Finished, figures: HeldOut) -> None:

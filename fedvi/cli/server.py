@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ import click
 from fedvi import errors
 from fedvi.cli import _results
 from fedvi.federation.messages import Reply, Request
+from fedvi.report import tables
 from fedvi.run import extension, server_plan
 from fedvi.run.server_plan import ServerPlan
 from fedvi.server import logs
@@ -235,8 +235,7 @@ def _conclude(
     if outcome.unheard:
         logs.log("ended", f"not told of the end: {', '.join(outcome.unheard)}")
     if as_json:
-        content = _results.content(plan, spec, state)
-        click.echo(json.dumps(content, indent=2, allow_nan=False))
+        tables.print_json(_results.content(plan, spec, state))
     else:
         _results.show(plan, spec, state, folder)
     _results.check_completed(state)

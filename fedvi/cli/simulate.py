@@ -1,6 +1,5 @@
 """`fedvi simulate STUDY.toml`: a whole federation in this process, with progress and two tables."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -159,8 +158,7 @@ def simulate(
     if out is not None:
         outcome.write(result, out, rivals, verdict)
     if as_json:
-        plain = outcome.as_dict(result, rivals, verdict)
-        click.echo(json.dumps(plain, indent=2, allow_nan=False))
+        tables.print_json(outcome.as_dict(result, rivals, verdict))
         return
     tables.say(verdicts.lines(verdict))
     _show(result, pooled, influence, rivals, out)
