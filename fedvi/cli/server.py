@@ -12,7 +12,7 @@ from fedvi import errors
 from fedvi.cli import _results
 from fedvi.federation.messages import Reply, Request
 from fedvi.report import tables
-from fedvi.run import extension, server_plan
+from fedvi.run import server_plan
 from fedvi.run.server_plan import ServerPlan
 from fedvi.server import logs
 from fedvi.server.app import Addresses, App, Outcome, Settings, payload_limit, serve
@@ -149,7 +149,7 @@ def server(
     for line in (*plan.warnings, *_unprotected(plan.study)):
         logs.log("warning", line, logging.WARNING)
     spec = server_plan.to_spec(plan)
-    earlier = extension.earlier(plan, folder) if extend else ()
+    earlier = server_plan.earlier_digests(plan, folder) if extend else ()
     with contextlib.closing(SqliteServerStore(folder, spec, earlier)) as store:
         server_plan.keep(plan, folder)
         spec = store.spec
