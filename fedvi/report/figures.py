@@ -77,7 +77,7 @@ def forest(rows: Sequence[Coefficient], ratio: str) -> Figure:
     of_ratios = " of a log ratio" if with_ratio else ""
     said = f"No interval{of_ratios} excludes 0."
     if clear:
-        said = f"The interval{of_ratios} excludes 0 for {_listed(clear)}."
+        said = f"The interval{of_ratios} excludes 0 for {tables.some(clear, 6)}."
     return Figure(
         as_svg(saved),
         f"Forest plot: posterior mean and 95 % interval of {_counted(len(rows), 'coefficient')}. {said} "
@@ -397,8 +397,3 @@ def _sites(names: Sequence[str]) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + rest
