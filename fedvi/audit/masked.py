@@ -110,8 +110,7 @@ def _played(
       late: the late site; empty for none.
       turns: how often the other sites then ask for work: first they sign, then they open.
     """
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     assert gather.bits is not None
     now = 0.0
     coordinator = Coordinator(spec, MemoryServerStore(), clock=lambda: now)
@@ -158,9 +157,8 @@ def _seal(store: MemoryClientStore, task: Task, payload: Payload) -> None:
 
 def _sum(spec: ServerSpec, found: _Round) -> Finding:
     """Compares the fold of masked answers with one of the same answers without masks."""
-    assert spec.gather is not None
     stays = _layers_that_stay(spec, missing=bool(found.late))
-    open_spec = spec._replace(gather=spec.gather._replace(bits=None))
+    open_spec = spec._replace(gather=spec.gathering._replace(bits=None))
     now = 0.0
     coordinator = Coordinator(open_spec, MemoryServerStore(), clock=lambda: now)
     for name in spec.clients:
@@ -189,8 +187,7 @@ def _sum(spec: ServerSpec, found: _Round) -> Finding:
 
 def _masks(spec: ServerSpec, found: _Round) -> Finding:
     """Recomputes every mask from the sites' secrets."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     assert gather.bits is not None
     unsigned = f"<u{gather.bits // 8}"
     wrong = []
@@ -231,8 +228,7 @@ def _masks(spec: ServerSpec, found: _Round) -> Finding:
 
 def _layers_that_stay(spec: ServerSpec, missing: int) -> int:
     """Counts the fewest layers with which the honest answers of a sum have the noise of a sum of all."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     count = 0
     while _left(spec, missing, count) < 1 and count < len(gather.top_up.layers):
         count += 1
@@ -241,8 +237,7 @@ def _layers_that_stay(spec: ServerSpec, missing: int) -> int:
 
 def _left(spec: ServerSpec, missing: int, layers: int) -> Fraction:
     """Returns the noise variance of honest answers with their first layers, in units of the priced one."""
-    gather, all_sites = spec.gather, len(spec.clients)
-    assert gather is not None
+    gather, all_sites = spec.gathering, len(spec.clients)
     # One draw of the table has the variance of one term of the base noise: of one, or of two.
     square = gather.top_up.stride**2
     share = Fraction(square, 1 if square == 1 else 1 + square)
@@ -254,8 +249,7 @@ def _left(spec: ServerSpec, missing: int, layers: int) -> Fraction:
 
 def _noised(spec: ServerSpec, payload: Payload, secret: bytes, layers: int) -> Payload:
     """Adds the first layers of a site's noise to its answer."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     if not layers:
         return payload
     value, _ = codec.decode(payload)
@@ -270,8 +264,7 @@ def _noised(spec: ServerSpec, payload: Payload, secret: bytes, layers: int) -> P
 
 def _layers(spec: ServerSpec, secret: bytes, count: int) -> np.ndarray:
     """Draws the sum of the first layers of a site's noise anew, number by number: int64, in steps."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     alias, high, low = (row.tolist() for row in table("rounded_gaussian"))
     total = [0] * gather.size
     for number, layer in enumerate(gather.top_up.layers[:count]):
@@ -367,8 +360,7 @@ def _outside(spec: ServerSpec, found: _Round) -> Finding:
 
 def _kept_back(spec: ServerSpec, found: _Round) -> Finding:
     """Has a site open a sum without one site, and looks for more in it than that sum needs."""
-    gather, name = spec.gather, spec.clients[1]
-    assert gather is not None
+    gather, name = spec.gathering, spec.clients[1]
     parts, sent = openings.parts(spec, found.coordinator.state, name), []
 
     def handle(request: Request) -> Reply:
@@ -403,8 +395,7 @@ def _kept_back(spec: ServerSpec, found: _Round) -> Finding:
 
 def _enough(spec: ServerSpec) -> Finding:
     """Counts the noise that is left in a sum for each number of missing sites."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     most = len(spec.clients) - gather.sums.least_reporting
     least = min(_left(spec, count, gather.top_up.kept(count)) for count in range(most + 1))
     passed = least >= 1
