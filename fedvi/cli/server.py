@@ -10,6 +10,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _results
+from fedvi.cli._flags import log_format_flag
 from fedvi.federation.messages import Reply, Request
 from fedvi.report import tables
 from fedvi.run import server_plan
@@ -72,13 +73,7 @@ __all__ = ["server"]
     "127.0.0.1:7480, and every user of it can read the page; from another machine, use `ssh -L`. Needs "
     "fedvi[report].",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(logs.FORMATS),
-    default="plain",
-    show_default=True,
-    help="Format of the lines on standard error.",
-)
+@log_format_flag
 @click.option(
     "--linger",
     type=click.FloatRange(min=0.0),
