@@ -29,6 +29,7 @@ from fedvi.report.canvas import (
     whole_numbers,
 )
 from fedvi.report.contents import Z95, Coefficient, Round, Site, Spending
+from fedvi.typing import INTERCEPT
 
 __all__ = [
     "convergence",
@@ -72,7 +73,7 @@ def forest(rows: Sequence[Coefficient], ratio: str) -> Figure:
             elif with_ratio:
                 axes.set_xlabel(f"coefficient that is no log {ratio} ratio, 95 % interval")
     # Intercepts and baselines are not compared with 0.
-    told = [row for row in with_ratio or without if not row.name.endswith("(Intercept)")]
+    told = [row for row in with_ratio or without if not row.name.endswith(INTERCEPT)]
     clear = [row.shown for row in told if row.lower > 0.0 or row.upper < 0.0]
     of_ratios = " of a log ratio" if with_ratio else ""
     said = f"No interval{of_ratios} excludes 0."

@@ -14,6 +14,7 @@ from fedvi.report.labels import is_effect
 from fedvi.results.chance import by_chance, most_by_chance
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions, shared_parts
+from fedvi.typing import INTERCEPT
 from fedvi.updates.abilities import ability
 
 __all__ = ["Contributions", "Joint", "Verdict", "from_dict", "judge", "lines", "open_sds"]
@@ -455,7 +456,7 @@ def _twins(
         return
     sds = np.sqrt(np.diagonal(joint.covariance))
     near = np.abs(joint.covariance) > _TWINS * np.outer(sds, sds)
-    fixed = [i for i, row in enumerate(rows) if row["name"].endswith("(Intercept)")]
+    fixed = [i for i, row in enumerate(rows) if row["name"].endswith(INTERCEPT)]
     open_ = [
         i
         for i in effects
@@ -471,7 +472,7 @@ def _twins(
 
 def _of_twins(twins: Sequence[tuple[str, str]]) -> Iterator[str]:
     for one, other in twins[:_NAMED]:
-        if one.endswith("(Intercept)"):
+        if one.endswith(INTERCEPT):
             yield (
                 f"{other}: the run cannot tell its effect from the intercept: the column is the same in "
                 "nearly all records, as where its bounds cut it off or its reference level is rare"
@@ -558,7 +559,7 @@ def _of_clipping(
 def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | None) -> Iterator[str]:
     """Yields an alarm if the rate of a reference or average patient is not plausible, for odds."""
     formula = study.formula or ""
-    intercept = next((row for row in rows if row["name"] == "(Intercept)"), None)
+    intercept = next((row for row in rows if row["name"] == INTERCEPT), None)
     if intercept is None or shared_parts.ratio(study) != "odds":
         return
     outcome = formula.partition("~")[0].strip()
