@@ -2,7 +2,18 @@
 
 from typing import Any, Final
 
-__all__ = ["IDS", "LOG_SCALE", "PRIOR", "ROWS", "SITE", "Eta", "Key", "Records", "Theta"]
+__all__ = [
+    "IDS",
+    "INTERCEPT",
+    "LOG_SCALE",
+    "PRIOR",
+    "ROWS",
+    "SITE",
+    "Eta",
+    "Key",
+    "Records",
+    "Theta",
+]
 
 Eta = Any
 """Natural (or mean) parameters of an exponential family: a pytree of float arrays."""
@@ -37,6 +48,9 @@ LOG_SCALE: Final = "log τ: "
 
 No column of a formula has this prefix.
 """
+
+INTERCEPT: Final = "(Intercept)"
+"""The coefficient of a column of ones, as in R."""
 
 PRIOR: Final = "prior"
 """The worker of a prior that is not in the family. It lives in the server's own process: no client may

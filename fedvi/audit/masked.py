@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from fedvi import errors
-from fedvi.audit.findings import Finding
+from fedvi.audit.findings import Finding, judged
 from fedvi.client.masking import Form, MaskedLink, Masking, task_digest
 from fedvi.expfam import tree
 from fedvi.federation.messages import (
@@ -110,8 +110,7 @@ def _played(
       late: the late site; empty for none.
       turns: how often the other sites then ask for work: first they sign, then they open.
     """
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     assert gather.bits is not None
     now = 0.0
     coordinator = Coordinator(spec, MemoryServerStore(), clock=lambda: now)
@@ -158,9 +157,8 @@ def _seal(store: MemoryClientStore, task: Task, payload: Payload) -> None:
 
 def _sum(spec: ServerSpec, found: _Round) -> Finding:
     """Compares the fold of masked answers with one of the same answers without masks."""
-    assert spec.gather is not None
     stays = _layers_that_stay(spec, missing=bool(found.late))
-    open_spec = spec._replace(gather=spec.gather._replace(bits=None))
+    open_spec = spec._replace(gather=spec.gathering._replace(bits=None))
     now = 0.0
     coordinator = Coordinator(open_spec, MemoryServerStore(), clock=lambda: now)
     for name in spec.clients:
@@ -175,23 +173,21 @@ def _sum(spec: ServerSpec, found: _Round) -> Finding:
         coordinator.tick()
     same = tree.equal(coordinator.state.posterior, found.coordinator.state.posterior)
     passed = same and coordinator.state.version == found.coordinator.state.version == 1
-    return Finding(
+    return judged(
         "sums",
         "a masked sum is the plain one",
         passed,
         "the same in every bit" if passed else "not the same",
         "masks cancel, enough noise stays for the sites that are missing, and the posterior equals that of "
-        "a server that sees every answer"
-        if passed
-        else "the folded sum is not that of the answers with the noise that was priced: masks do not "
+        "a server that sees every answer",
+        "the folded sum is not that of the answers with the noise that was priced: masks do not "
         "cancel, or too many or too few layers of noise were taken off",
     )
 
 
 def _masks(spec: ServerSpec, found: _Round) -> Finding:
     """Recomputes every mask from the sites' secrets."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     assert gather.bits is not None
     unsigned = f"<u{gather.bits // 8}"
     wrong = []
@@ -232,8 +228,7 @@ def _masks(spec: ServerSpec, found: _Round) -> Finding:
 
 def _layers_that_stay(spec: ServerSpec, missing: int) -> int:
     """Counts the fewest layers with which the honest answers of a sum have the noise of a sum of all."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     count = 0
     while _left(spec, missing, count) < 1 and count < len(gather.top_up.layers):
         count += 1
@@ -242,8 +237,7 @@ def _layers_that_stay(spec: ServerSpec, missing: int) -> int:
 
 def _left(spec: ServerSpec, missing: int, layers: int) -> Fraction:
     """Returns the noise variance of honest answers with their first layers, in units of the priced one."""
-    gather, all_sites = spec.gather, len(spec.clients)
-    assert gather is not None
+    gather, all_sites = spec.gathering, len(spec.clients)
     # One draw of the table has the variance of one term of the base noise: of one, or of two.
     square = gather.top_up.stride**2
     share = Fraction(square, 1 if square == 1 else 1 + square)
@@ -255,8 +249,7 @@ def _left(spec: ServerSpec, missing: int, layers: int) -> Fraction:
 
 def _noised(spec: ServerSpec, payload: Payload, secret: bytes, layers: int) -> Payload:
     """Adds the first layers of a site's noise to its answer."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     if not layers:
         return payload
     value, _ = codec.decode(payload)
@@ -271,8 +264,7 @@ def _noised(spec: ServerSpec, payload: Payload, secret: bytes, layers: int) -> P
 
 def _layers(spec: ServerSpec, secret: bytes, count: int) -> np.ndarray:
     """Draws the sum of the first layers of a site's noise anew, number by number: int64, in steps."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     alias, high, low = (row.tolist() for row in table("rounded_gaussian"))
     total = [0] * gather.size
     for number, layer in enumerate(gather.top_up.layers[:count]):
@@ -323,14 +315,13 @@ def _once(found: _Round) -> Finding:
         passed = False
     except errors.ProtocolError:
         passed = True
-    return Finding(
+    return judged(
         "sums",
         "a mask is used once",
         passed,
         "refused" if passed else "masked again",
-        "a site masks one answer of each visit"
-        if passed
-        else "two answers behind one mask show their difference, with the noise of two messages",
+        "a site masks one answer of each visit",
+        "two answers behind one mask show their difference, with the noise of two messages",
     )
 
 
@@ -340,14 +331,13 @@ def _set(spec: ServerSpec, found: _Round) -> Finding:
     visit = found.tasks[found.late].visit
     whole = Named(visit, tuple(spec.clients), digests).text.encode()
     passed = _is_refused(found.maskings[spec.clients[0]], (whole,))
-    return Finding(
+    return judged(
         "sums",
         "a site signs one set of a round",
         passed,
         "refused" if passed else "signed another",
-        "of a round one sum is opened"
-        if passed
-        else "two sums of a round may be opened, and their difference shows one site's answer",
+        "of a round one sum is opened",
+        "two sums of a round may be opened, and their difference shows one site's answer",
     )
 
 
@@ -358,21 +348,19 @@ def _outside(spec: ServerSpec, found: _Round) -> Finding:
     parts = openings.parts(spec, found.coordinator.state, name)
     asked = (*parts, bytes(sealed.data)[:SEALED_BYTES])
     passed = len(parts) > 1 and _is_refused(found.maskings[name], asked)
-    return Finding(
+    return judged(
         "sums",
         "nothing of a site outside the set is opened",
         passed,
         "refused" if passed else "opened",
-        "the share of a site whose answer is not in the sum stays closed"
-        if passed
-        else "the mask of a site that is not in the sum can be opened, and its answer with it",
+        "the share of a site whose answer is not in the sum stays closed",
+        "the mask of a site that is not in the sum can be opened, and its answer with it",
     )
 
 
 def _kept_back(spec: ServerSpec, found: _Round) -> Finding:
     """Has a site open a sum without one site, and looks for more in it than that sum needs."""
-    gather, name = spec.gather, spec.clients[1]
-    assert gather is not None
+    gather, name = spec.gathering, spec.clients[1]
     parts, sent = openings.parts(spec, found.coordinator.state, name), []
 
     def handle(request: Request) -> Reply:
@@ -394,33 +382,30 @@ def _kept_back(spec: ServerSpec, found: _Round) -> Finding:
         *(_expanded(secret, b"fedvi layer 1" + number) for number in numbers),
     )
     passed = sent == [b"".join(expected)]
-    return Finding(
+    return judged(
         "sums",
         "the noise that a sum needs stays closed",
         passed,
         "nothing more is opened" if passed else "something else is opened",
         "of a sum without a site, the others open their self masks, the keys that they share with it, and "
-        "the layers of noise that the sum no longer needs"
-        if passed
-        else "an opening holds something else than that, by which the noise of the sum might be taken off",
+        "the layers of noise that the sum no longer needs",
+        "an opening holds something else than that, by which the noise of the sum might be taken off",
     )
 
 
 def _enough(spec: ServerSpec) -> Finding:
     """Counts the noise that is left in a sum for each number of missing sites."""
-    gather = spec.gather
-    assert gather is not None
+    gather = spec.gathering
     most = len(spec.clients) - gather.sums.least_reporting
     least = min(_left(spec, count, gather.top_up.kept(count)) for count in range(most + 1))
     passed = least >= 1
-    return Finding(
+    return judged(
         "sums",
         "layers of noise make up for missing sites",
         passed,
         f"{float(least):.4g} × the priced variance, or more",
-        f"sums without up to {most} sites have the noise that is priced"
-        if passed
-        else "a sum without some sites has less noise than is priced",
+        f"sums without up to {most} sites have the noise that is priced",
+        "a sum without some sites has less noise than is priced",
     )
 
 

@@ -110,8 +110,7 @@ def _split(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
 
 def _too_few(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
     """Lets one client fewer answer than a published sum needs."""
-    assert spec.gather is not None
-    count = spec.gather.sums.least_reporting - 1
+    count = spec.gathering.sums.least_reporting - 1
     name = "a sum of too few answers is not published"
     if count == 0:
         return Finding("sums", name, True, "one answer is enough", "the study declares so")
@@ -138,10 +137,9 @@ def _too_few(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
 
 def _late(spec: ServerSpec, seed: int, begin: ServerState) -> Finding:
     """Lets an answer arrive after the sum of its round is published."""
-    assert spec.gather is not None
     name = "an answer that is late is not published alone"
     members = _members(spec, begin)
-    if spec.gather.sums.least_reporting == len(members):
+    if spec.gathering.sums.least_reporting == len(members):
         return Finding(
             "sums", name, True, "every client must answer", "no round goes on without one"
         )
@@ -200,18 +198,16 @@ def _submitted(
 
 
 def _made_up(spec: ServerSpec, generator: np.random.Generator) -> dict[str, np.ndarray]:
-    assert spec.gather is not None
     return {
         name: generator.integers(-_LARGEST, _LARGEST, shape)
-        for name, shape in spec.gather.shapes.items()
+        for name, shape in spec.gathering.shapes.items()
     }
 
 
 def _payload(spec: ServerSpec, client: str, answer: Mapping[str, Any]) -> Payload:
     """Encodes made-up whole numbers as a client would send them."""
-    assert spec.gather is not None
     tensors = tuple(
-        Tensor(name, "<i4", part.shape, part.astype("<i4").tobytes(), spec.gather.step)
+        Tensor(name, "<i4", part.shape, part.astype("<i4").tobytes(), spec.gathering.step)
         for name, part in sorted(answer.items())
     )
     cost = events.to_json(spec.costs[client])

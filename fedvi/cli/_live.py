@@ -4,6 +4,7 @@ It hears of events as they come, and asks where the run stands every second; a s
 again is found again.
 """
 
+import collections
 import contextlib
 import signal
 import sys
@@ -328,11 +329,8 @@ def _meter(share: float, width: int) -> str:
 
 def _tally(rows: Sequence[dict[str, Any]], shown: Sequence[dict[str, Any]]) -> str:
     """Counts the states of those who are not shown."""
-    counts: dict[str, int] = {}
     names = {row["name"] for row in shown}
-    for row in rows:
-        if row["name"] not in names:
-            counts[row["state"]] = counts.get(row["state"], 0) + 1
+    counts = collections.Counter(row["state"] for row in rows if row["name"] not in names)
     return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
 
 

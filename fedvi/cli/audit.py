@@ -12,6 +12,7 @@ from fedvi.audit import findings
 from fedvi.audit.findings import Finding
 from fedvi.cli import _self_test
 from fedvi.cli._audited import Audited, Settings
+from fedvi.cli._flags import seed_flag
 from fedvi.report import tables
 from fedvi.study import build
 from fedvi.study.build import Assembly
@@ -35,13 +36,7 @@ __all__ = ["audit"]
     help="Replay on the records of this file instead of synthetic ones. Figures then depend on "
     "them: keep the report with the data.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of all that the audit draws.",
-)
+@seed_flag("all that the audit draws")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0.0, min_open=True),

@@ -1,6 +1,5 @@
 """`fedvi check STUDY.toml`: the plan of a study, before any data is read."""
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -65,7 +64,7 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
         plain |= {"topics": topics and topics.as_dict()}
         together = map(statement.as_dict, _together(assembly))
         plain["together"] = [{name: claim[name] for name in _TOGETHER} for claim in together]
-        click.echo(json.dumps(plain, indent=2, allow_nan=False))
+        tables.print_json(plain)
         return
     title = f"Plan of {found.study}" + (f" — {found.mark}" if found.mark else "")
     tables.console().print(tables.plan_table(_rows(found, assembly), title), crop=False)

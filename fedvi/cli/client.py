@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from fedvi import errors
+from fedvi.cli._flags import log_format_flag
 from fedvi.client import app
 from fedvi.client.file_link import FileLink, Written
 from fedvi.client.guard import Guard
@@ -100,13 +101,7 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
     help="Write what the solver measures on the records to this folder. These numbers are not protected: "
     "only this site may see them.",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(["plain", "json"]),
-    default="plain",
-    show_default=True,
-    help="Format of the lines on standard error.",
-)
+@log_format_flag
 @click.option(
     "--give-up-after",
     type=click.FloatRange(min=0.0),

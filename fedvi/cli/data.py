@@ -13,6 +13,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _inspect
+from fedvi.cli._flags import seed_flag
 from fedvi.cli._outputs import check_new
 from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
 
@@ -121,13 +122,7 @@ def inspect(
     metavar="COLUMN",
     help="With --balanced: keep all rows of one patient, named by this column, at one client.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of the random split.",
-)
+@seed_flag("the random split")
 @columns_flag
 @separator_flag
 @click.option(

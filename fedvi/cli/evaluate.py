@@ -1,6 +1,5 @@
 """`fedvi evaluate RUN TEST.csv`: how well a finished run predicts records that need no protection."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
+from fedvi.cli._flags import plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.report import plots, tables
 from fedvi.results import evaluation, finished, public_files
@@ -33,11 +33,7 @@ _WARNING = (
     help="Draws of θ, for models whose predictions have neither quadrature nor closed form. "
     "[default: 1000; 200 for models of whole records]",
 )
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw the reliability curve to this new file (.png, .svg, .pdf). Needs fedvi[report].",
-)
+@plot_flag("the reliability curve")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def evaluate(run: Path, test: Path, draws: int | None, plot: Path | None, as_json: bool) -> None:
     """Compare the posterior of a finished run with test records, read by the study's own schema and
@@ -79,7 +75,7 @@ def _echo(found: Finished, figures: dict[str, Any]) -> None:
         "private": False,
         **figures,
     }
-    click.echo(json.dumps(content, indent=2, allow_nan=False))
+    tables.print_json(content)
 
 
 def _whole_records(found: Finished, figures: HeldOut) -> None:

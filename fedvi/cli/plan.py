@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedvi import errors
+from fedvi.cli._flags import plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.planning import width_tables
 from fedvi.planning.width_tables import effect_name, size
@@ -38,11 +39,7 @@ __all__ = ["plan"]
     is_flag=True,
     help="Also print the smallest effect for other ε, numbers of records and views.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw what --table prints to this new file (.png, .svg, .pdf). Needs fedvi[report].",
-)
+@plot_flag("what --table prints")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def plan(
     study: Path, effects: tuple[str, ...], with_table: bool, plot: Path | None, as_json: bool

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
+from fedvi.cli._flags import seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.report import tables
 from fedvi.results import draws as draws_of
@@ -43,13 +44,7 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     show_default=True,
     help="How many draws --to writes.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of the draws; not secret.",
-)
+@seed_flag("the draws; not secret")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
 def posterior(
     run: Path,

@@ -9,6 +9,7 @@ import click
 import numpy as np
 
 from fedvi import data
+from fedvi.cli._flags import seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
@@ -58,9 +59,7 @@ _NOT_PRIVATE = (
     show_default=True,
     help="How many draws of θ a prediction averages over, for models that need draws.",
 )
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of these draws."
-)
+@seed_flag("these draws")
 def predict(
     run: Path, file: Path, out: Path, level: float, id_column: str | None, draws: int, seed: int
 ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from fedvi.cli import _outlook
+from fedvi.cli._flags import plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.planning.advice import outlook
 from fedvi.planning.pricing import Pricing, pricing, with_target
@@ -42,11 +43,7 @@ _RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
     is_flag=True,
     help="Also print and draw the ε of formulas of older papers and tools, which is no guarantee.",
 )
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Draw ε over rounds to this new file (.png, .svg, .pdf). Needs fedvi[report].",
-)
+@plot_flag("ε over rounds")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def privacy(
     study: Path,

@@ -1,6 +1,5 @@
 """`fedvi report RUN`: a finished run as one page to read, to print and to sign."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,7 +103,7 @@ def report(
     Exit codes: 0 written; 2 RUN or the command line is wrong; 5 a ledger does not verify.
     """
     from fedvi.report import contents as values
-    from fedvi.report import exports
+    from fedvi.report import exports, tables
     from fedvi.results import reporting
 
     wanted = _wanted(formats)
@@ -116,7 +115,7 @@ def report(
         contents = contents._replace(audit=quoted(audit, contents.digest))
     written = exports.write(contents, run / "report" if out is None else out, wanted)
     if as_json:
-        click.echo(json.dumps(values.as_dict(contents), indent=2, allow_nan=False))
+        tables.print_json(values.as_dict(contents))
         return
     _show(contents, written)
 

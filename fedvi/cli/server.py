@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +10,10 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _results
+from fedvi.cli._flags import log_format_flag
 from fedvi.federation.messages import Reply, Request
-from fedvi.run import extension, server_plan
+from fedvi.report import tables
+from fedvi.run import server_plan
 from fedvi.run.server_plan import ServerPlan
 from fedvi.server import logs
 from fedvi.server.app import Addresses, App, Outcome, Settings, payload_limit, serve
@@ -72,13 +73,7 @@ __all__ = ["server"]
     "127.0.0.1:7480, and every user of it can read the page; from another machine, use `ssh -L`. Needs "
     "fedvi[report].",
 )
-@click.option(
-    "--log-format",
-    type=click.Choice(logs.FORMATS),
-    default="plain",
-    show_default=True,
-    help="Format of the lines on standard error.",
-)
+@log_format_flag
 @click.option(
     "--linger",
     type=click.FloatRange(min=0.0),
@@ -149,7 +144,7 @@ def server(
     for line in (*plan.warnings, *_unprotected(plan.study)):
         logs.log("warning", line, logging.WARNING)
     spec = server_plan.to_spec(plan)
-    earlier = extension.earlier(plan, folder) if extend else ()
+    earlier = server_plan.earlier_digests(plan, folder) if extend else ()
     with contextlib.closing(SqliteServerStore(folder, spec, earlier)) as store:
         server_plan.keep(plan, folder)
         spec = store.spec
@@ -235,8 +230,7 @@ def _conclude(
     if outcome.unheard:
         logs.log("ended", f"not told of the end: {', '.join(outcome.unheard)}")
     if as_json:
-        content = _results.content(plan, spec, state)
-        click.echo(json.dumps(content, indent=2, allow_nan=False))
+        tables.print_json(_results.content(plan, spec, state))
     else:
         _results.show(plan, spec, state, folder)
     _results.check_completed(state)

@@ -1,10 +1,9 @@
 """`fedvi simulate STUDY.toml`: a whole federation in this process, with progress and two tables."""
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -159,8 +158,7 @@ def simulate(
     if out is not None:
         outcome.write(result, out, rivals, verdict)
     if as_json:
-        plain = outcome.as_dict(result, rivals, verdict)
-        click.echo(json.dumps(plain, indent=2, allow_nan=False))
+        tables.print_json(outcome.as_dict(result, rivals, verdict))
         return
     tables.say(verdicts.lines(verdict))
     _show(result, pooled, influence, rivals, out)
@@ -196,27 +194,20 @@ def _after(flag: str, given: Iterable[str]) -> dict[str, int]:
     return found
 
 
-class _Shown(NamedTuple):
-    """What shows progress; None where nothing does.
-
-    Attributes:
-      on_moment: called after each fold.
-      on_pooled: called before the pooled fit.
-    """
-
-    on_moment: "Callable[[Moment], None] | None" = None
-    on_pooled: "Callable[[], None] | None" = None
-
-
 @contextmanager
-def _progress(quiet: bool) -> "Iterator[_Shown]":
-    """Shows rounds, clients, elapsed time and the ε charged, on standard error."""
+def _progress(
+    quiet: bool,
+) -> "Iterator[tuple[Callable[[Moment], None], Callable[[], None]] | tuple[None, None]]":
+    """Shows rounds, clients, elapsed time and the ε charged, on standard error.
+
+    Yields what to call after each fold, and before the pooled fit.
+    """
     if quiet:
-        yield _Shown()
+        yield None, None
         return
     console = tables.console(stderr=True)
     if not console.is_terminal:
-        yield _Shown(_logger(console), lambda: console.print(_POOLED, highlight=False))
+        yield _logger(console), lambda: console.print(_POOLED, highlight=False)
         return
     columns = (
         TextColumn("{task.fields[round]}"),
@@ -249,7 +240,7 @@ def _progress(quiet: bool) -> "Iterator[_Shown]":
             fields = {**bar.tasks[task].fields, "round": _POOLED, "clients": "all records"}
             bar.add_task("", total=None, **fields)
 
-        yield _Shown(show, fit_pooled)
+        yield show, fit_pooled
 
 
 def _logger(console: Any) -> Callable[[Moment], None]:

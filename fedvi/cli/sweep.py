@@ -1,7 +1,6 @@
 """`fedvi sweep STUDY.toml`: the same study under several settings, several times each, in one table."""
 
 import importlib.util
-import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,7 +97,7 @@ def sweep(
     written = [*sweeps.write_tables(runs, out), *_drawn(runs, description.study.name, pooled, out)]
     rows = sweeps.summary(runs)
     if as_json:
-        click.echo(json.dumps(rows, indent=2, allow_nan=False))
+        tables.print_json(rows)
     else:
         _show(rows, description.study.name, pooled)
         click.echo("kept in " + ", ".join(map(str, written)))

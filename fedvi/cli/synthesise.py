@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from fedvi.cli._flags import seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.errors import ConfigError
 from fedvi.results import exports, finished, public_files
@@ -47,13 +48,7 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
     help="For a regression: a public file with the covariates, to draw outcomes for: a table such as .csv, "
     "or .npz where the study's records are arrays.",
 )
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Seed of all draws; not secret.",
-)
+@seed_flag("all draws; not secret")
 def synthesise(
     run: Path, records: int | None, out: Path, sets: int, given: Path | None, seed: int
 ) -> None:

@@ -16,6 +16,7 @@ from fedvi.data.schema import Level, Number, Schema, indicator_name
 from fedvi.data.transforms import Transform
 from fedvi.data.unit_words import unit_of
 from fedvi.errors import DataError, did_you_mean
+from fedvi.typing import INTERCEPT
 
 __all__ = ["Design", "Part", "parse_formula"]
 
@@ -235,8 +236,6 @@ _Term = tuple[_Factor, ...]
 _Coefficient = tuple[tuple[Part, ...], str, str]  # parts, name, unit
 _Coded = tuple[_Factor, bool]  # a factor, and whether it leaves out its first level
 
-_INTERCEPT = "(Intercept)"
-
 
 def _products(
     coefficients: Sequence[tuple[Part, ...]],
@@ -278,7 +277,7 @@ def _block(term: _Term, schema: Schema, spanned: set[frozenset[_Coded]]) -> list
         choices = [_main_effect(*factor, schema) for factor in reversed(coded)]
         for chosen in itertools.product(*choices):
             parts, names, units = zip(*reversed(chosen), strict=True) if chosen else ((), (), ())
-            name = ":".join(names) or _INTERCEPT
+            name = ":".join(names) or INTERCEPT
             block.append((parts, name, ", ".join(unit for unit in units if unit)))
     alone = term[0] if len(term) == 1 else None
     return block + (_indicator(alone, schema) if isinstance(alone, str) else [])

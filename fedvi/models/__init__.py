@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedvi.models.counts import negative_binomial, poisson
+    from fedvi.models.counts import binomial, negative_binomial, poisson
     from fedvi.models.factor_statistics import FactorAnalysis as factor_analysis
     from fedvi.models.glm import linear, logistic
     from fedvi.models.hazards import survival
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fedvi.models.numpyro import numpyro_model
     from fedvi.models.sbn import SigmoidBeliefNetwork as sigmoid_belief_network
     from fedvi.models.softmax import multinomial
-    from fedvi.models.trials import binomial
     from fedvi.models.unknown_noise import UnknownNoise as linear_unknown_noise
 
 __all__ = [
@@ -57,7 +56,7 @@ CONJUGATE: tuple[str, ...] = tuple(_CONJUGATE)
 
 # Factory -> module that defines it. Imported on first use, so that listing models needs no JAX.
 _FACTORIES = {
-    "binomial": "fedvi.models.trials",
+    "binomial": "fedvi.models.counts",
     "linear": "fedvi.models.glm",
     "logistic": "fedvi.models.glm",
     "multinomial": "fedvi.models.softmax",

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from fedvi import errors
+from fedvi.typing import INTERCEPT
 
 __all__ = [
-    "INTERCEPT",
     "Scale",
     "check_coefficients",
     "check_positive",
@@ -19,9 +19,6 @@ __all__ = [
     "checked_scale",
     "prior_scales",
 ]
-
-INTERCEPT = "(Intercept)"
-"""The name of the coefficient for a column of ones."""
 
 Scale = float | int
 """A standard deviation; a study file may write it as an integer."""

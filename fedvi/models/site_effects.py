@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi import errors
-from fedvi.models.arguments import INTERCEPT, Scale, checked_scale
+from fedvi.models.arguments import Scale, checked_scale
 from fedvi.models.base import Model, Record
 from fedvi.models.glm import GeneralisedLinearModel, normal_log_prior
 from fedvi.models.outcomes.hazard import Intervals
-from fedvi.typing import LOG_SCALE, SITE
+from fedvi.typing import INTERCEPT, LOG_SCALE, SITE
 
 __all__ = ["SiteEffects", "WithScales", "site_effects"]
 

@@ -168,14 +168,15 @@ def help_in_words(assembly: Assembly, present: Sequence[str]) -> str:
         records nor noise, so that levers are those of a study without it.
     """
     absent = len(assembly.clients) - len(present)
-    if absent:
-        raw = assembly.study.as_written()
-        raw["clients"] = [client for client in raw["clients"] if client["name"] in present]
-        try:
+    try:
+        if absent:
+            raw = assembly.study.as_written()
+            raw["clients"] = [client for client in raw["clients"] if client["name"] in present]
             assembly = assemble(parse_study(raw))
-        except errors.FedviError:  # as of a script that names a site which never answered
-            return ""
-    said = levers_in_words(levers(assembly))
+        said = levers_in_words(levers(assembly))
+    # A script may name a site that never answered; and nothing may be known of a user's own outcome.
+    except errors.FedviError:
+        return ""
     return said + (
         f". Sites that gave no answer ({absent}) are left out" if said and absent else ""
     )

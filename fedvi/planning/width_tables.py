@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from fedvi.privacy.spoken import Table
 from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
-from fedvi.report.tables import number, share_in_words
+from fedvi.report.tables import number, share_in_words, some
 
 if TYPE_CHECKING:
     from fedvi.planning.widths import Widths
@@ -82,10 +82,8 @@ def guessed(found: "Widths") -> str:
     """Says which columns a plan guesses the spread of, by name; "" if there are none."""
     if not found.silent:
         return ""
-    named = ", ".join(found.silent[:_NAMED])
-    more = len(found.silent) - _NAMED
     return (
-        f"≥: a guess, since the study does not say how {named}{f' and {more} more' if more > 0 else ''} "
+        f"≥: a guess, since the study does not say how {some(found.silent, _NAMED)} "
         "spread in your records. Intervals are often wider than this, several times where most records "
         "are alike. Before you rely on it, say data.schema.NAME.expected"
     )

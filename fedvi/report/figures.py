@@ -29,6 +29,7 @@ from fedvi.report.canvas import (
     whole_numbers,
 )
 from fedvi.report.contents import Z95, Coefficient, Round, Site, Spending
+from fedvi.typing import INTERCEPT
 
 __all__ = [
     "convergence",
@@ -72,12 +73,12 @@ def forest(rows: Sequence[Coefficient], ratio: str) -> Figure:
             elif with_ratio:
                 axes.set_xlabel(f"coefficient that is no log {ratio} ratio, 95 % interval")
     # Intercepts and baselines are not compared with 0.
-    told = [row for row in with_ratio or without if not row.name.endswith("(Intercept)")]
+    told = [row for row in with_ratio or without if not row.name.endswith(INTERCEPT)]
     clear = [row.shown for row in told if row.lower > 0.0 or row.upper < 0.0]
     of_ratios = " of a log ratio" if with_ratio else ""
     said = f"No interval{of_ratios} excludes 0."
     if clear:
-        said = f"The interval{of_ratios} excludes 0 for {_listed(clear)}."
+        said = f"The interval{of_ratios} excludes 0 for {tables.some(clear, 6)}."
     return Figure(
         as_svg(saved),
         f"Forest plot: posterior mean and 95 % interval of {_counted(len(rows), 'coefficient')}. {said} "
@@ -397,8 +398,3 @@ def _sites(names: Sequence[str]) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    rest = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + rest

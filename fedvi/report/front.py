@@ -10,6 +10,7 @@ from fedvi.report.contents import UNRECORDED, Coefficient, Contents
 from fedvi.report.labels import is_effect
 from fedvi.report.sections import Table
 from fedvi.report.wording import as_sentence, furthest, right_guesses, sites_in_words
+from fedvi.typing import INTERCEPT
 
 __all__ = ["Front", "front"]
 
@@ -82,7 +83,7 @@ def front(contents: Contents) -> Front:
 
 def _apart(contents: Contents) -> int:
     """Counts intercepts, which are not compared with anything."""
-    return sum(row.name.endswith("(Intercept)") for row in contents.coefficients)
+    return sum(row.name.endswith(INTERCEPT) for row in contents.coefficients)
 
 
 def _is_effect(row: Coefficient, ratio: str) -> bool:

@@ -4,6 +4,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from fedvi.typing import INTERCEPT, LOG_SCALE
+
 __all__ = ["is_effect", "label", "labels", "level_label", "relabelled"]
 
 _INTERVAL = re.compile(
@@ -12,7 +14,7 @@ _INTERVAL = re.compile(
 _FUNCTION = re.compile(r"(\w+)\((\w+).*?\)(?:\[(\d+)\])?$", re.DOTALL)
 _POWERS = {"2": "squared", "3": "cubed"}
 _CURVES = {"bs": "curve", "cr": "curve", "ns": "curve", "poly": "polynomial"}
-_SPREAD, _BASELINE = "log τ: ", "baseline "
+_BASELINE = "baseline "
 
 
 def is_effect(name: str) -> bool:
@@ -21,7 +23,7 @@ def is_effect(name: str) -> bool:
     >>> [is_effect(name) for name in ("age", "(Intercept)", "baseline (0, 90]", "log τ: age")]
     [True, False, False, False]
     """
-    return not (name.endswith("(Intercept)") or name.startswith((f"{_BASELINE}(", _SPREAD)))
+    return not (name.endswith(INTERCEPT) or name.startswith((f"{_BASELINE}(", LOG_SCALE)))
 
 
 def label(name: str) -> str:
@@ -36,14 +38,14 @@ def label(name: str) -> str:
     >>> label("late: (Intercept)"), label("log τ: (Intercept)")
     ('late: intercept', 'how far sites differ: intercept (log τ)')
     """
-    if name.startswith(_SPREAD):
-        return f"how far sites differ: {label(name.removeprefix(_SPREAD))} (log τ)"
+    if name.startswith(LOG_SCALE):
+        return f"how far sites differ: {label(name.removeprefix(LOG_SCALE))} (log τ)"
     if name.startswith(_BASELINE):
         return f"baseline {level_label(name.removeprefix(_BASELINE))}"
     outcome, colon, rest = name.rpartition(": ")
     if colon and outcome.count("[") == outcome.count("]"):
         return f"{_words(outcome)}: {label(rest)}"
-    if name == "(Intercept)":
+    if name == INTERCEPT:
         return "intercept"
     return " × ".join(map(_part, _parts(name)))
 

@@ -23,6 +23,7 @@ from fedvi.report.wording import (
     some_of,
     source_of,
 )
+from fedvi.typing import INTERCEPT
 
 __all__ = ["Section", "Table", "banner", "in_short", "sections"]
 
@@ -236,7 +237,7 @@ def _ratio_in_words(contents: Contents, units: bool) -> str:
         f"{contents.ratio}, all other covariates held fixed. A level is compared with its reference level."
     )
     said += " The column “unit” says what one unit is." if units else ""
-    if any(row.name.endswith("(Intercept)") for row in contents.coefficients):
+    if any(row.name.endswith(INTERCEPT) for row in contents.coefficients):
         curves = any("a part of the curve" in row.ratio_note for row in contents.coefficients)
         said += f" The intercept gives the {contents.ratio} of a reference record. There, " + (
             "a covariate with a unit has the number after “from”; every other is at 0 or its reference "

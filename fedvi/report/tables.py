@@ -47,6 +47,7 @@ __all__ = [
     "say_facts",
     "share",
     "share_in_words",
+    "some",
 ]
 
 SETTLED = 0.3
@@ -245,6 +246,16 @@ def more_rounds(sds: float) -> str:
     )
 
 
+def some(names: Sequence[str], most: int) -> str:
+    """Lists names, and counts those after the first ``most``.
+
+    >>> some(["age", "sex"], 2), some(["age", "sex", "stage"], 2)
+    ('age, sex', 'age, sex and 1 more')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def bound(value: float | None, digits: int = 4) -> str:
     """Formats an upper bound such as ε, rounded up so that the printed value is a bound too.
 
@@ -410,9 +421,7 @@ def ratio_notes(rows: Sequence[Mapping[str, Any]], ratio: str) -> list[str]:
             told.setdefault((sign, row[f"{ratio}_note"]), []).append(row["name"])
     found = []
     for (sign, note), names in told.items():
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        listed = ", ".join(names[:_MOST_NAMED])
-        found.append(f"{sign} {ratio} ratio of {listed}{more}: {note}")
+        found.append(f"{sign} {ratio} ratio of {some(names, _MOST_NAMED)}: {note}")
     return found
 
 

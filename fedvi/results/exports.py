@@ -3,6 +3,7 @@
 Nothing here reads a record: a file is a function of the posterior and a seed.
 """
 
+import codecs
 import contextlib
 import csv
 import json
@@ -166,18 +167,7 @@ def write_rows(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 def write_csv(file: IO[bytes], rows: Iterable[Sequence[Any]]) -> None:
     """Adds lines of CSV to a file that is open for bytes; None is an empty cell."""
-    made = csv.writer(_Encoded(file), lineterminator="\n")
-    made.writerows(rows)
-
-
-class _Encoded:
-    """Encodes text as UTF-8 for a binary file."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, text: str) -> int:
-        return self._file.write(text.encode())
+    csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n").writerows(rows)
 
 
 @contextlib.contextmanager

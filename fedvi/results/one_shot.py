@@ -11,7 +11,7 @@ from fedvi.expfam.gaussian import GaussianEta
 from fedvi.results.run_record import RunRecord
 from fedvi.study import site_effects
 from fedvi.study.spec import regressions
-from fedvi.typing import Eta
+from fedvi.typing import INTERCEPT, Eta
 from fedvi.updates.abilities import ability
 
 __all__ = ["estimated_gap"]
@@ -66,9 +66,9 @@ def estimated_gap(run: RunRecord) -> float | None:
     if wanted.conjugate:
         # A factor is the likelihood itself, whatever the other factors were.
         return 0.0 if all(update.damping == 1.0 for update in run.history) else None
-    if "(Intercept)" not in run.names or wanted.expected is None:
+    if INTERCEPT not in run.names or wanted.expected is None:
         return None
-    constant = run.names.index("(Intercept)")
+    constant = run.names.index(INTERCEPT)
     likelihoods = [
         _surrogate(family, wanted.expected, constant, *found)
         for found in optima.values()

@@ -23,6 +23,7 @@ from fedvi.results import outcome
 from fedvi.results.posterior import write_json
 from fedvi.run.simulate import simulate
 from fedvi.study.config import Study, parse_study
+from fedvi.typing import INTERCEPT
 
 __all__ = [
     "Cell",
@@ -269,9 +270,7 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _summed(chosen: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
     rows = coefficient_rows(runs)
     ended = sum(run.told is not None for run in runs)
-    clear = [
-        row for row in rows if row["lower"] * row["upper"] > 0 and row["name"] != "(Intercept)"
-    ]
+    clear = [row for row in rows if row["lower"] * row["upper"] > 0 and row["name"] != INTERCEPT]
     beside = [row for row in rows if row.get("pooled_sd")]
     off = [((row["mean"] - row["pooled_mean"]) / row["pooled_sd"]) ** 2 for row in beside]
     return {

@@ -14,6 +14,7 @@ from fedvi.report.labels import is_effect
 from fedvi.results.chance import by_chance, most_by_chance
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions, shared_parts
+from fedvi.typing import INTERCEPT
 from fedvi.updates.abilities import ability
 
 __all__ = ["Contributions", "Joint", "Verdict", "from_dict", "judge", "lines", "open_sds"]
@@ -400,8 +401,8 @@ def _of_widths(
         ]
         if wide:
             yield (
-                f"{_some(wide)}: the interval is wider than before any record was seen, so that noise "
-                "alone moved it"
+                f"{tables.some(wide, _NAMED)}: the interval is wider than before any record was seen, so "
+                "that noise alone moved it"
             )
         same = [
             rows[i]["name"]
@@ -412,15 +413,15 @@ def _of_widths(
             yield "most intervals are as wide as the prior's: the run added next to nothing"
         elif same:
             yield (
-                f"{_some(same)}: the interval is as wide as before any record was seen: noise hides the "
-                "effect, or the column is the same in nearly all records"
+                f"{tables.some(same, _NAMED)}: the interval is as wide as before any record was seen: "
+                "noise hides the effect, or the column is the same in nearly all records"
             )
     if expected is not None:
         narrow = [rows[i]["name"] for i in effects if rows[i]["sd"] < expected["least"][i]]
         if narrow:
             yield (
-                f"{_some(narrow)}: the interval is narrower than {expected['records']:,} records could "
-                "make it even without noise; check what is declared, and do not rely on it"
+                f"{tables.some(narrow, _NAMED)}: the interval is narrower than {expected['records']:,} "
+                "records could make it even without noise; check what is declared, and do not rely on it"
             )
 
 
@@ -438,8 +439,9 @@ def _of_prior(
     ]
     if beyond:
         yield (
-            f"{_some(beyond)}: further from 0 than the prior takes for possible ({_BEYOND:g} of its sds): "
-            "it is too narrow, or the column alone tells the outcome, or the fit went astray"
+            f"{tables.some(beyond, _NAMED)}: further from 0 than the prior takes for possible "
+            f"({_BEYOND:g} of its sds): it is too narrow, or the column alone tells the outcome, or the "
+            "fit went astray"
         )
 
 
@@ -454,7 +456,7 @@ def _twins(
         return
     sds = np.sqrt(np.diagonal(joint.covariance))
     near = np.abs(joint.covariance) > _TWINS * np.outer(sds, sds)
-    fixed = [i for i, row in enumerate(rows) if row["name"].endswith("(Intercept)")]
+    fixed = [i for i, row in enumerate(rows) if row["name"].endswith(INTERCEPT)]
     open_ = [
         i
         for i in effects
@@ -470,7 +472,7 @@ def _twins(
 
 def _of_twins(twins: Sequence[tuple[str, str]]) -> Iterator[str]:
     for one, other in twins[:_NAMED]:
-        if one.endswith("(Intercept)"):
+        if one.endswith(INTERCEPT):
             yield (
                 f"{other}: the run cannot tell its effect from the intercept: the column is the same in "
                 "nearly all records, as where its bounds cut it off or its reference level is rare"
@@ -546,7 +548,7 @@ def _of_clipping(
     if long:
         most = max(lost[i] for i in long)
         yield (
-            f"{_some([rows[i]['name'] for i in long])}: clipping is expected to remove "
+            f"{tables.some([rows[i]['name'] for i in long], _NAMED)}: clipping is expected to remove "
             f"{tables.share_in_words(most)} of what the records say, mostly of records with extreme "
             "values. If the effect differs for those, its mean may be off by about that part of its size, "
             "which is more than its interval shows; other means may be off, too. Bounds that end where "
@@ -557,7 +559,7 @@ def _of_clipping(
 def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | None) -> Iterator[str]:
     """Yields an alarm if the rate of a reference or average patient is not plausible, for odds."""
     formula = study.formula or ""
-    intercept = next((row for row in rows if row["name"] == "(Intercept)"), None)
+    intercept = next((row for row in rows if row["name"] == INTERCEPT), None)
     if intercept is None or shared_parts.ratio(study) != "odds":
         return
     outcome = formula.partition("~")[0].strip()
@@ -589,9 +591,3 @@ def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | Non
             f"{outcome} would be true for {rate:.2g} of reference patients, which is hardly plausible: the "
             "fit went astray, or its reference is far from a usual patient"
         )
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (
-        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    )

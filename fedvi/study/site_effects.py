@@ -6,11 +6,10 @@ from typing import Any, NamedTuple
 from fedvi import errors
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
-from fedvi.typing import LOG_SCALE
+from fedvi.typing import INTERCEPT, LOG_SCALE
 
-__all__ = ["INTERCEPT", "KEYS", "Wanted", "in_words", "remark", "wanted", "warnings"]
+__all__ = ["KEYS", "Wanted", "in_words", "remark", "wanted", "warnings"]
 
-INTERCEPT = "(Intercept)"
 KEYS = ("site_effect", "site_scale")
 """The keys of ``[model]`` that are read here."""
 # With fewer clients a Gaussian over log τ is clearly overconfident; see docs/modes.md.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 import numpy as np
 
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.typing import INTERCEPT
 from fedvi.updates.running_means import OVER_STEPS
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ __all__ = [
     "typical_norm",
 ]
 
-_INTERCEPT = "(Intercept)"
 _TYPICAL_CURVATURE = 0.1
 # The largest root mean square of rows for a clip norm of 1, if slopes have a mean square of 0.1.
 _LONGEST = 1.5
@@ -109,7 +109,7 @@ def planned_survey(
       rate: the share of records that an answer is computed from.
       curvature: see ``Survey``.
     """
-    if _INTERCEPT not in names or foreseen.rounds < _ENOUGH_ROUNDS or noise_multiplier == 0.0:
+    if INTERCEPT not in names or foreseen.rounds < _ENOUGH_ROUNDS or noise_multiplier == 0.0:
         return None
     norm, emphasis = typical_norm(names, foreseen), len(names) ** 0.25
     unit = math.sqrt(2.0 * (norm**2 + emphasis**2 - 1.0))
@@ -117,7 +117,7 @@ def planned_survey(
     if noise > _MOST_NOISE * foreseen.clients * foreseen.records:
         return None
     return Survey(
-        constant=list(names).index(_INTERCEPT),
+        constant=list(names).index(INTERCEPT),
         unit=unit,
         emphasis=emphasis,
         length=length_for(len(names), foreseen, noise_multiplier, rate, curvature),

@@ -13,7 +13,11 @@ import pytest
 import scipy.stats
 from click.testing import CliRunner
 
+from fedvi import errors
 from fedvi.cli.main import main
+from fedvi.planning import advice, scenarios
+from fedvi.study.build import assemble
+from fedvi.study.config import load_study
 
 pytestmark = pytest.mark.numpyro
 
@@ -159,6 +163,16 @@ def test_an_outcome_of_ones_own_is_fitted_predicted_evaluated_and_drawn(folder: 
 
     fedvi("report", run, "--public", folder / "test.csv", "--format", "html")
     assert "time ratio" in (run / "report" / "report.html").read_text()
+
+
+def test_a_run_of_an_outcome_of_which_no_records_can_be_made_up_gets_no_advice(
+    folder: Path,
+) -> None:
+    """`fedvi simulate` ended with an error after its run, when the verdict asked what would have helped."""
+    assembly = assemble(load_study(waiting(folder, PRIVATE, SITE_RELEASE)))
+    with pytest.raises(errors.ConfigError, match="no width can be predicted"):
+        scenarios.levers(assembly)
+    assert advice.help_in_words(assembly, assembly.clients) == ""
 
 
 @pytest.mark.nightly

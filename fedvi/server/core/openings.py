@@ -236,14 +236,12 @@ def _secret(spec: ServerSpec, inside: Sequence[str], sent: Mapping[str, bytes], 
 
 def _surplus(spec: ServerSpec, missing: int) -> range:
     """Returns the numbers of the layers of noise that a sum without so many sites no longer needs."""
-    assert spec.gather is not None
-    layers = spec.gather.top_up
+    layers = spec.gathering.top_up
     return range(layers.kept(missing), len(layers.layers))
 
 
 def _threshold(spec: ServerSpec) -> int:
-    assert spec.gather is not None
-    return agreement.threshold(len(spec.clients), spec.gather.sums.colluding)
+    return agreement.threshold(len(spec.clients), spec.gathering.sums.colluding)
 
 
 def _named(state: ServerState) -> Named:

@@ -123,6 +123,12 @@ class ServerSpec(NamedTuple):
         """The clients that a quorum counts: those that hold records."""
         return tuple(name for name in self.clients if name in self.headers) or self.clients
 
+    @property
+    def gathering(self) -> Gather:
+        """``gather`` of a study that publishes only sums; there is none of another."""
+        assert self.gather is not None
+        return self.gather
+
 
 class Answer(NamedTuple):
     """An answer that waits to be folded; with ``ServerSpec.gather``, in the form of ``sum_rounds.exact``.

@@ -13,7 +13,7 @@ from fedvi.cli.main import main
 from fedvi.federation import schedules
 from fedvi.privacy import ledger
 from fedvi.results import outcome
-from fedvi.run import extension, server_plan, simulate
+from fedvi.run import server_plan, simulate
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from tests.sites import study_file
@@ -191,14 +191,14 @@ def test_a_run_is_extended_only_if_the_others_are_promised_and_folded_as_before(
     tmp_path: Path,
 ) -> None:
     plan = server_plan.make(build.assemble(parse_study(raw_of(3, added=1, **PRIVATE))))
-    assert extension.earlier(plan, tmp_path) == plan.study.earlier_digests
+    assert server_plan.earlier_digests(plan, tmp_path) == plan.study.earlier_digests
     kept(tmp_path, raw_of(2, **PRIVATE))
-    assert extension.earlier(plan, tmp_path) == plan.study.earlier_digests
+    assert server_plan.earlier_digests(plan, tmp_path) == plan.study.earlier_digests
     # As a calibration of one's own might, that hangs on the number of clients.
     louder = {**PRIVATE["solver"], "noise_multiplier": 40.0}
     kept(tmp_path, raw_of(2, **{**PRIVATE, "solver": louder}))
     with pytest.raises(errors.ConfigError, match=r"the plan differs in workers, expected in"):
-        extension.earlier(plan, tmp_path)
+        server_plan.earlier_digests(plan, tmp_path)
     kept(tmp_path, {**raw_of(2, **PRIVATE), "prior": {"scale": 0.7}})
     with pytest.raises(errors.ConfigError, match=r"the plan differs in .*prior"):
-        extension.earlier(plan, tmp_path)
+        server_plan.earlier_digests(plan, tmp_path)

@@ -1,0 +1,34 @@
+"""Flags that several commands have."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = ["log_format_flag", "plot_flag", "seed_flag"]
+
+_Flag = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+log_format_flag: _Flag = click.option(
+    "--log-format",
+    type=click.Choice(["plain", "json"]),
+    default="plain",
+    show_default=True,
+    help="Format of the lines on standard error.",
+)
+
+
+def plot_flag(what: str) -> _Flag:
+    """Returns ``--plot``, for a file that is drawn."""
+    return click.option(
+        "--plot",
+        type=click.Path(dir_okay=False, path_type=Path),
+        help=f"Draw {what} to this new file (.png, .svg, .pdf). Needs fedvi[report].",
+    )
+
+
+def seed_flag(what: str) -> _Flag:
+    """Returns ``--seed``, for draws that are not secret."""
+    seeds = click.IntRange(min=0)
+    return click.option("--seed", type=seeds, default=0, show_default=True, help=f"Seed of {what}.")
