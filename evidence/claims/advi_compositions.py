@@ -98,9 +98,9 @@ CLAIM = Claim(
     "{fixed}. Under add_remove the moments accountant states {moments}, and PLD {pld_add_remove}.",
     verdict="corrected",
     why="The order holds, since strong composition states far more than moments, but PLD states "
-    "less than both. An ε without its relation and sampler says little: by PLD alone the same "
-    "noise costs anything from {pld_add_remove} (add_remove, Poisson batches) to {fixed} "
-    "(substitute, batches of a fixed size).",
+    "less than each of them under the same relation. An ε without its relation and sampler says "
+    "little: by PLD alone the same noise costs anything from {pld_add_remove} (add_remove, "
+    "Poisson batches) to {fixed} (substitute, batches of a fixed size).",
     alt="Line chart: ε by steps for seven compositions of the same noise; at {last} steps the "
     "poster's strong composition is at {poster}, PLD at {pld}.",
     setting=SETTING,

@@ -172,8 +172,8 @@ CLAIM = Claim(
     "{message_chosen_auc} and {aggregate_chosen_auc} below. A baseline of ten lines releases "
     "moments once at the same price. In {ahead_auc} of {pairs} runs (table, view and split) its "
     "AUC is smaller, and in {ahead_likelihood} its likelihood; its mean AUC is larger on "
-    "{once_ahead}, in one run by {once_most}. In {below_base} run, predicting the rate of the "
-    "training records (not private) has a larger likelihood.",
+    "{once_ahead}, in one run by {once_most}. Predicting the rate of the training records (not "
+    "private) has a larger likelihood in {below_base} of {pairs} runs.",
     verdict="corrected",
     why="It holds for tables of tens of thousands of records, not for those of about a thousand "
     "or fewer. There a single release ranks better, though it has no intervals, and twelve rounds "

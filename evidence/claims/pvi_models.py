@@ -93,7 +93,7 @@ CLAIM = Claim(
     "noise on it leaves little but the prior, even at ε = {last}. With these few thousand records "
     "no private mode comes near the network without privacy.",
     alt="Line chart: KL from the pooled posterior by ε for a linear and a logistic regression; "
-    "noise on the message stays in the thousands at every ε.",
+    "noise on the message leaves thousands of nats or more at every ε.",
     setting=SETTING,
     quick={
         "problems": ["logistic-6"], "epsilons": [1.0],

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro import optim as optimisers
 
 from fedvi import errors
@@ -81,10 +82,15 @@ def check_mutable(mutable: Any) -> None:
 
 
 def check_key(rng_key: Any) -> None:
-    kind, axes = getattr(rng_key, "dtype", None), len(getattr(rng_key, "shape", ()))
-    is_new = kind is not None and jnp.issubdtype(kind, jax.dtypes.prng_key)
-    if axes != (0 if is_new else 1) or not (is_new or kind == jnp.uint32):
-        found = f"{kind}{list(jnp.shape(rng_key))}" if kind is not None else repr(rng_key)[:40]
+    """Rejects what is not one key of JAX."""
+    expected = False
+    # Records may stand in its place, and are not printed.
+    found = repr(rng_key) if isinstance(rng_key, int) else f"a {type(rng_key).__name__}"
+    if isinstance(rng_key, jax.Array | np.ndarray | np.generic):
+        is_new = jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key)
+        expected = rng_key.ndim == (0 if is_new else 1) and (is_new or rng_key.dtype == jnp.uint32)
+        found = f"{rng_key.dtype}{list(rng_key.shape)}"
+    if not expected:
         raise errors.ConfigError(
             f"rng_key is {found}, expected one key",
             "make it with jax.random.key(0), or take one of those that jax.random.split returns",

@@ -411,7 +411,8 @@ def _created(folder: Path, certificate: x509.Certificate) -> Created:
 def _request(content: bytes) -> x509.CertificateSigningRequest:
     try:
         found = x509.load_pem_x509_csr(content)
-        own = found.is_signature_valid
+        # The subject is parsed lazily: a damaged one must raise here, not later.
+        _, own = found.subject, found.is_signature_valid
     except certificates.MALFORMED:
         raise errors.IdentityError(
             "this is no request in PEM", "give the request.pem that `fedvi enroll` made"

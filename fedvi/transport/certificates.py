@@ -170,6 +170,7 @@ def parse_fingerprint(text: str) -> str:
 # Reading.
 
 MALFORMED = (
+    TypeError,
     ValueError,
     UnsupportedAlgorithm,
     x509.DuplicateExtension,

@@ -410,6 +410,9 @@ def test_a_rare_reference_is_told_of_where_the_levels_are_confirmed(tmp_path: Pa
         asked.say("band: what it may hold", "")
         asked.until("few records of this file have [0-10)")
         asked.say("age: what it may hold", "back")
+        asked.say("band: what it may hold", "level:[0-10),[10-20),[20-30),[90-100)")
+        said = asked.say("age: what it may hold", "back").splitlines()
+        assert ["no cell" in line or "few records" in line for line in said].count(True) == 2
         asked.say("band: what it may hold", "level:[10-20),[0-10),[20-30)")
         assert "few records" not in asked.say("age: what it may hold", "")
         asked.say("age: lowest and highest", "?")

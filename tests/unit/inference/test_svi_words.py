@@ -219,6 +219,16 @@ def test_a_key_is_one_key(key):
     refused(descent(linear), errors.ConfigError, r"expected one key", r"split", key, *table())
 
 
+def test_records_in_the_place_of_a_key_are_not_printed():
+    pandas = pytest.importorskip("pandas")
+    records = pandas.DataFrame({"age": [41.5], "dtype": [2.5], "shape": [3.5]})
+    sexes = pandas.Series(["male"]).astype("category")
+    for table, said in ((records, "DataFrame"), ([41.5, 2.5], "list"), (sexes, "Series")):
+        with pytest.raises(errors.ConfigError) as raised:
+            descent(linear).init(table, table)
+        assert raised.value.message == f"rng_key is a {said}, expected one key"
+
+
 @pytest.mark.parametrize(
     ("steps", "said"),
     [

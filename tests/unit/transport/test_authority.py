@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import ssl
 import stat
 import subprocess
 
@@ -185,11 +186,31 @@ def test_a_request_is_refused_in_words_whatever_names_it_holds(root, names, said
         authority.sign(root, certificates.pem(request))
 
 
+@pytest.mark.parametrize("subject", ["0c05fffefffeff", "03056e6f727468"], ids=["utf8", "bits"])
+def test_a_request_with_a_damaged_subject_is_refused_in_words(root, subject):
+    name, others = certificates.subject("north", "client", ())
+    key = ec.generate_private_key(ec.SECP256R1())
+    builder = x509.CertificateSigningRequestBuilder().subject_name(name)
+    made = builder.add_extension(others, critical=False).sign(key, hashes.SHA256())
+    content = made.tbs_certrequest_bytes.replace(b"\x0c\x05north", bytes.fromhex(subject))
+    signature = key.sign(content, ec.ECDSA(hashes.SHA256()))
+    algorithm = bytes.fromhex("300a06082a8648ce3d040302")  # ECDSA with SHA-256
+    whole = _der(0x30, content + algorithm + _der(3, b"\x00" + signature))
+    assert x509.load_der_x509_csr(whole).is_signature_valid
+    pem = ssl.DER_cert_to_PEM_cert(whole)
+    with pytest.raises(errors.IdentityError, match="this is no request in PEM"):
+        authority.sign(root, pem.replace("CERTIFICATE", "CERTIFICATE REQUEST").encode())
+
+
 def _with_uri(names):
     """Adds a party's URI to names in DER."""
-    uri = b"fedvi:client:north"
-    content = names[2:] + bytes([0x86, len(uri)]) + uri
-    return bytes([0x30, len(content)]) + content
+    return _der(0x30, names[2:] + _der(0x86, b"fedvi:client:north"))
+
+
+def _der(tag, content):
+    size = len(content)
+    more = b"" if size < 128 else size.to_bytes(1 if size < 256 else 2, "big")
+    return bytes([tag, 0x80 + len(more) if more else size]) + more + content
 
 
 def test_a_client_with_host_names_is_refused(root):

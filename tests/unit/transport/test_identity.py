@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import ssl
 from concurrent import futures
 
 import grpc
@@ -72,6 +73,15 @@ def test_each_refusal_has_its_own_sentence(tmp_path, root):
 def test_what_is_no_certificate_is_refused(root, content):
     with pytest.raises(errors.IdentityError, match="no certificate in PEM"):
         roster(root).check(content)
+
+
+@pytest.mark.parametrize("subject", ["0c05fffefffeff", "03056e6f727468"], ids=["utf8", "bits"])
+def test_a_certificate_with_a_damaged_subject_is_refused_in_words(root, subject):
+    content = ssl.PEM_cert_to_DER_cert(shown(party(root, "north")).decode())
+    assert content.count(b"\x0c\x05north") == 1
+    damaged = content.replace(b"\x0c\x05north", bytes.fromhex(subject))
+    with pytest.raises(errors.IdentityError, match="it is no certificate in PEM"):
+        certificates.parse(ssl.DER_cert_to_PEM_cert(damaged).encode(), "it")
 
 
 def test_a_certificate_without_a_party_or_beside_another_is_refused(root):
