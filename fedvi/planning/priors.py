@@ -92,9 +92,9 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
         if assembly.study.privacy.private and far > _FAR and column.scale != (high - low) / 2.0:
             log = f", or write log1p({name}) into the formula" if low >= 0.0 else ""
             said.append(
-                f"data.schema.{name}.bounds: [{low:g}, {high:g}] end {far:.0f} times {step:g} from the "
-                "center. Records out there are clipped most: if they are few, the coefficient may be off "
-                f"by more than its interval shows. State bounds that end where records become rare{log}"
+                f"data.schema.{name}.bounds: [{low:g}, {high:g}] reach {far:.0f} steps of {step:g} from "
+                "the center. Records out there are clipped most: if they are few, the coefficient may be "
+                f"off by more than its interval shows. State bounds that end where records become rare{log}"
             )
         # A stated scale is assumed to fit the prior, whatever the bounds.
         if (high - low) / spread > _WIDE and column.scale == (high - low) / 2.0:

@@ -5,6 +5,7 @@ import contextvars
 import functools
 import io
 import math
+import re
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,12 @@ class Figure(NamedTuple):
     svg: str
     told: str
     narrow: str = ""
+
+    @property
+    def is_tall(self) -> bool:
+        """Whether it is higher than wide, as a figure of many rows is; print gives it more room."""
+        size = re.search(r'<svg[^>]*? width="([\d.]+)pt" height="([\d.]+)pt"', self.svg)
+        return size is not None and float(size[2]) > float(size[1])
 
 
 P = ParamSpec("P")

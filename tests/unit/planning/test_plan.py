@@ -32,6 +32,8 @@ def raw_private(**privacy: Any) -> dict[str, Any]:
     raw["privacy"] = {"epsilon": 2.0, "delta": DELTA, "unit": "record", "relation": "substitute"}
     raw["privacy"] |= {"mechanism": "gaussian"} | privacy
     raw["data"]["max_records"] = 50
+    for name in ("x0", "x1"):
+        raw["data"]["schema"][name]["bounds"] = [-20, 20]
     for client in raw["clients"]:
         client["data"] = "there/is/no/such.csv"
     return raw

@@ -201,7 +201,7 @@ def test_bounds_that_hold_a_long_tail_are_warned_of() -> None:
         "scale": 10_000,
     }
     (said,) = priors.quarrels(planned(raw))
-    assert "score.bounds: [0, 1e+06] end 100 times 10000 from the center" in said
+    assert "score.bounds: [0, 1e+06] reach 100 steps of 10000 from the center" in said
     assert "log1p(score)" in said
     # An sd that is known to be large leaves little to a tail.
     raw["data"]["schema"]["score"]["expected"] = {"mean": 5_000, "sd": 50_000}
