@@ -55,8 +55,9 @@ def study_file(
         },
     )
     raw["data"]["max_records"] = 30
-    for name in ("x0", "x1"):
-        raw["data"]["schema"][name]["bounds"] = [-20, 20]
+    if "data" not in sections:
+        for name in ("x0", "x1"):
+            raw["data"]["schema"][name]["bounds"] = [-20, 20]
     for index, client in enumerate(raw["clients"]):
         rows = np.random.default_rng(index).normal(size=(20, 3)).tolist()
         lines = ["y,x0,x1", *(",".join(map(repr, row)) for row in rows)]
