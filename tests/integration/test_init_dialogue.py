@@ -23,6 +23,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 from fedvi.cli.main import main
 main()
 """
+# What a dialogue on a file's columns need not ask.
+SETTLED = (
+    *("--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"),
+    *("--column", "died=binary", "--server", "example.org:7443", "--name", "trial"),
+    *("--prior-scale", "1"),
+)
 PROGRAM = [sys.executable, "-c", START, "init"]
 ROWS = "".join(
     f"P{i % 30},{'' if i % 10 == 3 else 41 + i % 37},{'mf'[i % 2]},{['II', 'I', 'III'][i % 3]},"
@@ -202,10 +208,7 @@ def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
     )
     file = tmp_path / "north.csv"
     file.write_text("age,pressure,score,died\n" + rows + "41,80,99,0\n")
-    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"]
-    given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
-    given += ["--prior-scale", "1"]
-    with terminal(tmp_path / "study", "--from", file, *given) as asked:
+    with terminal(tmp_path / "study", "--from", file, *SETTLED) as asked:
         asked.say("to suggest types and levels", "")
         asked.say("Are cells of covariates missing", "")
         asked.say("age: what it may hold", "18..100")
@@ -270,10 +273,7 @@ def test_whole_numbers_of_few_kinds_are_asked_for_as_codes_or_as_numbers(tmp_pat
 def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
     tmp_path: Path, file: Path
 ) -> None:
-    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"]
-    given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
-    given += ["--prior-scale", "1"]
-    with terminal(tmp_path / "study", "--from", file, *given) as asked:
+    with terminal(tmp_path / "study", "--from", file, *SETTLED) as asked:
         asked.say("to suggest types and levels", "")
         asked.say("patient_id looks like an identifier", "")
         asked.say("note looks like an identifier", "")
@@ -401,10 +401,7 @@ def test_a_rare_reference_is_told_of_where_the_levels_are_confirmed(tmp_path: Pa
     rows = "".join(f"{band},{41.5 + i % 37},{i % 2}\n" for i, band in enumerate(bands))
     file = tmp_path / "north.csv"
     file.write_text("band,age,died\n" + rows)
-    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--response", "died"]
-    given += ["--column", "died=binary", "--server", "example.org:7443", "--name", "trial"]
-    given += ["--prior-scale", "1"]
-    with terminal(tmp_path / "study", "--from", file, *given) as asked:
+    with terminal(tmp_path / "study", "--from", file, *SETTLED) as asked:
         asked.say("to suggest types and levels", "Y")
         asked.say("Are cells of covariates missing", "n")
         asked.say("band: what it may hold", "")
