@@ -96,8 +96,9 @@ class Consortium:
         assembly: Assembly,
         signers: dict[str, Signer] | None = None,
         rosters: dict[str, str] | None = None,
+        record: Callable[[Any, bool], None] = lambda state, is_folded: None,
     ) -> None:
-        self.assembly, self.rosters = assembly, rosters or {}
+        self.assembly, self.rosters, self._record = assembly, rosters or {}, record
         self.now = 0.0
         self.coordinator = self.server()
         self.signers = signers or within_one_process(assembly.clients)
@@ -114,7 +115,8 @@ class Consortium:
     def server(self, store: Any = None) -> Coordinator:
         """A server whose time is ``now``."""
         store = store or MemoryServerStore()
-        return Coordinator(self.assembly.spec, store, clock=lambda: self.now)
+        spec = self.assembly.spec._replace(record=self._record)
+        return Coordinator(spec, store, clock=lambda: self.now)
 
     def worker(self, name: str, wrap: Callable[[Link], Link] = lambda link: link) -> Worker:
         """A new process of a site, on the store of those before."""

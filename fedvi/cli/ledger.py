@@ -10,8 +10,10 @@ from fedvi import errors
 from fedvi.privacy import events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
-from fedvi.results import kept_certificates, ledger_files
+from fedvi.results import kept_certificates, ledger_files, transcripts
 from fedvi.results.kept_certificates import Certified
+from fedvi.results.transcripts import Agreement, Replayed
+from fedvi.run import server_plan
 
 __all__ = ["ledger"]
 
@@ -106,6 +108,22 @@ def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The authority's ca.pem: check that it vouches for all sites of masked sums.",
 )
+@click.option(
+    "--transcript",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="The folder that `fedvi server --transcript` made: recompute all masked sums and folds, and hold "
+    "them against what sites kept. Needs --study.",
+)
+@click.option(
+    "--study",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The study file, for --transcript.",
+)
+@click.option(
+    "--result",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The run's posterior.npz, to be held against --transcript.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def verify(
     path: Path,
@@ -113,6 +131,9 @@ def verify(
     anchor: str | None,
     delta: float | None,
     authority: Path | None,
+    transcript: Path | None,
+    study: Path | None,
+    result: Path | None,
     as_json: bool,
 ) -> None:
     """Check that ledgers are whole, and with --recompute their prices.
@@ -136,8 +157,16 @@ def verify(
     also checks the signatures of each sum that holds an answer of the site, by the keys that all sites
     signed, and with --ca that the authority vouches for these sites.
 
-    Exit codes: 0 all ledgers are whole; 1 one is not, or a signature is wrong; 5 --recompute finds that
-    a promise is exceeded, or that more is reserved than planned.
+    \b
+      fedvi ledger verify .fedvi/heart-disease/north --study study.toml \\
+        --transcript transcript --result result/posterior.npz
+
+    With --transcript it adds up the masked answers of each round, folds the sums as the server should
+    have, and compares: the answers with ledgers and certificates, the tasks with those that sites
+    answered, and the posterior with --result.
+
+    Exit codes: 0 all ledgers are whole; 1 one is not, or a signature or the transcript is wrong; 5
+    --recompute finds that a promise is exceeded, or that more is reserved than planned.
     """
     if delta is not None and not 0 < delta < 1:
         raise errors.ConfigError(f"--delta is {delta}, expected above 0 and below 1")
@@ -158,23 +187,37 @@ def verify(
         for book in books
     }
     totals = ledger_files.totals(whole, delta) if again else []
+    replayed, wrong = None, ""
+    try:
+        replayed = _replayed(transcript, study, result)
+    except errors.ProtocolError as error:
+        wrong = error.message
+    agreements = {
+        book.path: None if replayed is None else transcripts.check(replayed, book.path)
+        for book in books
+    }
     if as_json:
         content: dict[str, Any] = {
             "ledgers": [
                 {
                     **_described(book),
                     **_certified_as_dict(certified[book.path]),
+                    **_agreement_as_dict(agreements[book.path]),
                     "prices": [p._asdict() for p in priced.get(book.path, [])],
                     "exceeded": exceeded.get(book.path, []),
                 }
                 for book in books
             ],
             "totals": [price._asdict() for price in totals],
+            "transcript": replayed
+            and {"rounds": len(replayed.rounds), "folded": len(replayed.digests)},
+            "transcript_problem": wrong,
         }
         tables.print_json(content)
     else:
         for book in books:
             tables.say([_verdict(book), *_certified(certified[book.path])])
+            tables.say(_agreed(agreements[book.path], replayed))
             if not again or book.ledger is None or book.part_of is not None:
                 continue
             if priced.get(book.path):
@@ -183,13 +226,17 @@ def verify(
                 tables.say(["  " + _without_price(book.ledger)])
             for line in exceeded.get(book.path, []):
                 tables.say([f"  EXCEEDED: {line}"])
+        if replayed is not None:
+            tables.say(_recomputed(replayed, result))
+        if wrong:
+            tables.say([f"THE TRANSCRIPT DOES NOT HOLD: {wrong}"])
         if totals:
             _price_table(totals, "ε of all studies of a site, had they been planned together")
             for mark in dict.fromkeys(found.header.mark for found in whole if found.header.mark):
                 tables.say([f"  MARK: {mark}"])
     if any(exceeded.values()):
         sys.exit(errors.PrivacyError.exit_code)
-    if any(found is not None and found.problem for found in certified.values()):
+    if wrong or any(f and f.problem for f in (*certified.values(), *agreements.values())):
         sys.exit(1)
     _leave(books)
 
@@ -327,6 +374,69 @@ def _certified(found: Certified | None) -> list[str]:
             else []
         ),
     ]
+
+
+def _replayed(transcript: Path | None, study: Path | None, result: Path | None) -> Replayed | None:
+    """Recomputes a run from its transcript.
+
+    Raises:
+      ConfigError: the flags do not go together, or a file cannot be read.
+      ProtocolError: the transcript contradicts itself, or the result.
+    """
+    if transcript is None or study is None:
+        given = [
+            name for name, value in (("--transcript", transcript), ("--study", study)) if value
+        ]
+        given += ["--result"] if result else []
+        if given:
+            raise errors.ConfigError(
+                f"{given[0]} is given alone, expected --transcript and --study",
+                "a transcript is replayed by the study's own rules",
+            )
+        return None
+    plan = server_plan.prepare(study)
+    spec = server_plan.to_spec(plan)
+    replayed = transcripts.replay(spec, transcript)
+    if result is not None:
+        transcripts.check_result(spec, replayed, result, plan.names)
+    return replayed
+
+
+def _recomputed(replayed: Replayed, result: Path | None) -> list[str]:
+    folded = len(replayed.digests)
+    given_up = len(replayed.rounds) - folded
+    also = f" {given_up} more rounds were given up." if given_up else ""
+    end = "" if result is None else f", and the last gives the posterior in {result}"
+    return [
+        f"transcript: the sums of {folded} rounds were recomputed from masked answers; their folds give "
+        f"each round's task{end}.{also}"
+    ]
+
+
+def _agreed(found: Agreement | None, replayed: Replayed | None) -> list[str]:
+    if found is None:
+        return [] if replayed is None else ["  no masked answers are kept here: nothing to compare"]
+    if found.problem:
+        return [f"  THE TRANSCRIPT IS NOT OF THIS SITE'S RUN: {found.problem}"]
+    lacking = found.answers - found.tasks
+    return [
+        f"  {found.answers} sums of the transcript hold this site's answer as the ledger sealed it; "
+        + (
+            "it was asked what the transcript says"
+            if not lacking
+            else f"of {lacking} it kept no digest of what it was asked"
+        )
+    ]
+
+
+def _agreement_as_dict(found: Agreement | None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    return {
+        "in_transcript": found.answers,
+        "tasks_in_transcript": found.tasks,
+        "transcript_problem": found.problem,
+    }
 
 
 def _whose(found: Certified) -> str:

@@ -20,6 +20,7 @@ from fedvi.server.app import Addresses, App, Outcome, Settings, payload_limit, s
 from fedvi.server.core import protocol
 from fedvi.server.core.protocol import ServerSpec, ServerState
 from fedvi.server.store.durable import SqliteServerStore
+from fedvi.server.store.transcript import TRANSCRIPT, Recorder
 from fedvi.study.config import Study, load_study
 from fedvi.transport import identity
 
@@ -88,6 +89,12 @@ __all__ = ["server"]
     help="Go on with a run after sites were added at the end of its study: [[clients]], each with "
     "`added = true`. Start every site with the longer file, too.",
 )
+@click.option(
+    "--transcript",
+    is_flag=True,
+    help="Of a study with masked sums, keep all that each sum is computed from in the folder `transcript` "
+    "of --state. With it, sites can recompute the run: `fedvi ledger verify --transcript`.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def server(
     study: Path,
@@ -102,6 +109,7 @@ def server(
     log_format: str,
     linger: float,
     extend: bool,
+    transcript: bool,
     as_json: bool,
 ) -> None:
     """Run the server of a federation until its schedule is done.
@@ -148,6 +156,8 @@ def server(
     with contextlib.closing(SqliteServerStore(folder, spec, earlier)) as store:
         server_plan.keep(plan, folder)
         spec = store.spec
+        if transcript:
+            spec = spec._replace(record=Recorder(folder / TRANSCRIPT, spec, store.load()))
         app = App(
             spec,
             store,

@@ -41,7 +41,7 @@ from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.pairs import Keys, Member
 from fedvi.privacy.sums import Sums
 from fedvi.privacy.top_up import TopUp
-from fedvi.store.base import BOARD, ClientStore
+from fedvi.store.base import BOARD, TASK, ClientStore
 from fedvi.transport import codec
 from fedvi.transport.memory import Link
 from fedvi.transport.signers import Signer
@@ -202,15 +202,18 @@ class Masking:
         value, _ = codec.decode(payload)
         numbers = whole(value, self._form.shapes, self._form.step)
         digest = task_digest(bytes.fromhex(held.set_up), self._form.study_digest, task)
-        before_it = held
+        before_it, known = held, None
         sealed: list[bytes] = []
         held = ratcheted(held, task.visit)
         if self._form.opens:
             terms = self._form.terms(held.set_up)
             held, sealed = opening.begun(terms, self._client, held, task.visit, digest)
-        if held != before_it:
+        elif self._signer.lasting:
+            # There will be no certificate that says which task was answered.
+            known = f"{TASK}{task.visit}", f"{held.set_up}:{digest.hex()}".encode()
+        if held != before_it or known:
             # Save the keys before an answer masked with them is sealed, or it could not be opened.
-            self._save(held)
+            self._save(held, known)
         if sealed:
             layers = top_up.layer_keys(held.seed, range(len(self._form.top_up.layers)))
             numbers = numbers + self._form.top_up.total(layers, len(numbers))

@@ -47,7 +47,7 @@ def check(path: Path, authority: bytes | None = None) -> Certified | None:
     if path.name != sqlite.DATABASE:
         return None
     try:
-        book, held, board = sqlite.read_with_certificates(path.parent)
+        book, held, board, _ = sqlite.read_evidence(path.parent)
     except errors.LedgerError as error:
         return Certified({}, 0, error.message)
     header = book.header

@@ -145,7 +145,7 @@ class ServerPlan:
         return shared_parts.PRIOR in self.workers
 
 
-def prepare(study_path: Path, folder: Path) -> ServerPlan:
+def prepare(study_path: Path, folder: Path | None = None) -> ServerPlan:
     """Returns the plan of a study file, from ``folder/plan.json`` if it is there and fits.
 
     Otherwise another process computes it, so that this one needs no JAX. A plan fits if it was made from
@@ -154,8 +154,8 @@ def prepare(study_path: Path, folder: Path) -> ServerPlan:
     Raises:
       FedviError: the study cannot be carried out; see ``build.assemble``.
     """
-    study, path = load_study(study_path), folder / FILE
-    if path.exists():
+    study, path = load_study(study_path), folder and folder / FILE
+    if path and path.exists():
         try:
             found = read(path)
         except errors.ConfigError:

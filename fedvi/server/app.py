@@ -198,7 +198,7 @@ class App:
         beside: Callable[[Callable[[Request], Reply]], None] | None = None,
     ) -> None:
         settings.check()
-        spec = spec._replace(keep=_saving(spec.keep))
+        spec = spec._replace(keep=_saving(spec.keep), record=_saving(spec.record))
         self._spec, self._settings = spec, settings
         self._socket = socket_address(settings.folder)
         self._on_ready, self._on_end, self._beside = on_ready, on_end, beside
@@ -396,12 +396,12 @@ class _Saving:
         return _saving(self._store.save)(state)
 
 
-def _saving(save: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function: its errors go to the server's log, and callers get ``Full`` instead."""
 
-    def saved(value: Any) -> Any:
+    def saved(*values: Any) -> Any:
         try:
-            return save(value)
+            return save(*values)
         except errors.FedviError as error:
             logs.log("store", str(error), logging.ERROR)
             raise Full(

@@ -20,6 +20,7 @@ from fedvi.privacy import ledger as ledgers
 __all__ = [
     "BOARD",
     "SECRET_BYTES",
+    "TASK",
     "ClientStore",
     "Freeze",
     "Pending",
@@ -35,6 +36,9 @@ SECRET_BYTES = 32
 
 BOARD = "board"
 """The name under which a site keeps all sites' signed mask keys."""
+
+TASK = "task/"
+"""Before a visit: the name under which a site keeps which task it answered then."""
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -171,7 +175,8 @@ class ClientStore(Protocol):
         Args:
           keys: the current keys.
           kept: evidence under its name: of a round its visit, with the certificate of the sum that was
-            opened; or ``BOARD``, with all sites' signed keys. It stays when keys are erased; a store
+            opened; after ``TASK`` its visit, with digests of the keys and the task; or ``BOARD``, with all
+            sites' signed keys. It stays when keys are erased; a store
             without files need not keep it.
         """
 

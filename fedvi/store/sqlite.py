@@ -14,9 +14,9 @@ import contextlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedvi import errors
 from fedvi.federation.messages import Payload, Tensor
@@ -24,7 +24,7 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.ledger import Header, Ledger
 from fedvi.store import base, files
 
-__all__ = ["DATABASE", "SqliteClientStore", "read_ledger", "read_with_certificates"]
+__all__ = ["DATABASE", "Evidence", "SqliteClientStore", "read_evidence", "read_ledger"]
 
 DATABASE = "ledger.sqlite"
 """The database's name within a store's folder."""
@@ -326,19 +326,51 @@ def read_ledger(folder: Path) -> Ledger:
         return _read(connection, folder / DATABASE)
 
 
-def read_with_certificates(folder: Path) -> tuple[Ledger, dict[int, bytes], bytes | None]:
+class Evidence(NamedTuple):
+    """What a site kept of masked sums, for its auditor.
+
+    Attributes:
+      ledger: the site's.
+      certificates: visit → the certificate of the sum that was opened.
+      board: all sites' signed keys; None if not kept.
+      tasks: visit → (digest of the sites' keys, digest of the task that was answered), hex; where all
+        sites must answer. Certificates hold the same.
+    """
+
+    ledger: Ledger
+    certificates: Mapping[int, bytes]
+    board: bytes | None
+    tasks: Mapping[int, tuple[str, str]]
+
+
+def read_evidence(folder: Path) -> Evidence:
     """Reads the ledger like `read_ledger`, and what the site kept beside it of masked sums.
 
-    Returns:
-      The ledger; the certificates of sums, by visit; and all sites' signed keys, None if not kept.
-
     Raises:
-      LedgerError: as `read_ledger`, or a certificate has no visit.
+      LedgerError: as `read_ledger`, or a certificate or a task has no visit.
     """
     with _opened(folder) as connection:
         connection.execute("BEGIN")
         path = folder / DATABASE
-        return _read(connection, path), *_certificates(connection, path)
+        certificates, tasks, board = {}, {}, None
+        rows = connection.execute(
+            "SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CERTIFICATE}*",)
+        )
+        for name, content in rows:
+            what = name.removeprefix(_CERTIFICATE)
+            visit = what.removeprefix(base.TASK)
+            if what == base.BOARD:
+                board = content
+            elif not (visit.isascii() and visit.isdigit() and len(visit) < 16):
+                files.refuse(path, f"it holds a certificate of round {visit!r:.40}")
+            elif what == visit:
+                certificates[int(visit)] = content
+            else:
+                set_up, _, digest = content.decode("ascii", "replace").partition(":")
+                if not all(len(part) == 64 and part.isalnum() for part in (set_up, digest)):
+                    files.refuse(path, f"what it holds of the task of round {visit} cannot be read")
+                tasks[int(visit)] = (set_up, digest)
+        return Evidence(_read(connection, path), certificates, board, tasks)
 
 
 @contextlib.contextmanager
@@ -354,24 +386,6 @@ def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
         if not files.has_schema(connection):
             files.refuse(path, "it is empty")
         yield connection
-
-
-def _certificates(
-    connection: sqlite3.Connection, path: Path
-) -> tuple[dict[int, bytes], bytes | None]:
-    found, board = {}, None
-    rows = connection.execute(
-        "SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CERTIFICATE}*",)
-    )
-    for name, content in rows:
-        visit = name.removeprefix(_CERTIFICATE)
-        if visit == base.BOARD:
-            board = content
-            continue
-        if not (visit.isascii() and visit.isdigit() and len(visit) < 16):
-            files.refuse(path, f"it holds a certificate of round {visit!r:.40}")
-        found[int(visit)] = content
-    return found, board
 
 
 def _read(connection: sqlite3.Connection, path: Path) -> Ledger:

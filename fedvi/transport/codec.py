@@ -25,6 +25,7 @@ __all__ = [
     "encode",
     "encode_many",
     "event_from",
+    "event_text",
     "layout",
     "pack",
     "unpack",
@@ -45,7 +46,7 @@ def encode(released: Any) -> Payload:
       PrivacyError: the argument is not a ``Released``, so it may not leave.
       ProtocolError: a number is not finite, or a dtype cannot travel.
     """
-    event = _event_text(_released(released).event)
+    event = event_text(_released(released).event)
     tensors = []
     for name, (leaf, scale) in sorted(_leaves(released.value).items()):
         array = np.asarray(leaf)
@@ -79,7 +80,7 @@ def encode_many(released: Any, count: int) -> Encoded:
     Raises:
       PrivacyError, ProtocolError: as in ``encode`` and ``decode``.
     """
-    event = _event_text(_released(released).event)
+    event = event_text(_released(released).event)
     rows = [_lengths_and(event.encode())]
     arrays: dict[str, np.ndarray] = {}
     for name, (leaf, scale) in sorted(_leaves(released.value).items()):
@@ -240,7 +241,8 @@ def event_from(text: str) -> events.Event:
 
 
 @functools.lru_cache(maxsize=256)
-def _event_text(event: events.Event) -> str:
+def event_text(event: events.Event) -> str:
+    """Returns the canonical JSON of an event, which a payload carries."""
     return json.dumps(events.to_json(event), sort_keys=True, separators=(",", ":"))
 
 

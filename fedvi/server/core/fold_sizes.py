@@ -9,18 +9,30 @@ above 5e-14·D: five times what ``is_proper`` asks for, and hundreds of times wh
 a matrix of D ≤ 1,000. Proof: docs/proofs/fold_sizes.md.
 """
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.base import DenseGaussian
 from fedvi.expfam.mapped_arrays import windows
 from fedvi.typing import Eta
 
-__all__ = ["Weighed", "cannot_fail", "largest", "noted", "with_answer"]
+__all__ = [
+    "Weighed",
+    "cannot_fail",
+    "check_size",
+    "largest",
+    "noted",
+    "strictly",
+    "with_answer",
+]
 
+_LARGEST = 1e30
 _MOST = 1e10
 
 
@@ -29,6 +41,46 @@ class Weighed(NamedTuple):
 
     answers: tuple[Any, ...]
     size: float
+
+
+def check_size(eta: Eta, what: str) -> None:
+    """Refuses natural parameters so large that computations with them might overflow float64.
+
+    With 1e4 answers in a fold and 1e6 in a run, sums stay below 1e36. The posterior handed out has
+    precisions of at least 1e-30 (``is_proper``). A full matrix of D ≤ 1e3, scaled to a unit diagonal, has
+    eigenvalues of at least 1e-14 D: 1e-41 unscaled. So a mean is below 1e79, its change by a fold, in
+    units of sds, is below 1e137, and the sum of squares of that is far below 1e308.
+
+    Args:
+      eta: finite natural parameters.
+      what: names them in the message, which shows none of the numbers.
+
+    Raises:
+      ProtocolError: a number is beyond 1e30.
+    """
+    if largest(eta) > _LARGEST:
+        raise errors.ProtocolError(
+            f"{what} holds numbers beyond {_LARGEST:g} in size",
+            "are the columns scaled, does clip_norm bound anything, and is the client who it should be?",
+        )
+
+
+@contextlib.contextmanager
+def strictly(what: str) -> Iterator[None]:
+    """Refuses arithmetic that leaves the range of float64; the message shows no number.
+
+    Raises:
+      ProtocolError: numbers left the range, or a matrix was singular.
+    """
+    try:
+        with np.errstate(over="raise", divide="raise", invalid="raise"):
+            yield
+    # A matrix that cannot be decomposed is a ValueError.
+    except (ArithmeticError, ValueError) as error:
+        raise errors.ProtocolError(
+            f"{what}: its numbers are too large, or too far apart, for 64-bit arithmetic",
+            "are the columns scaled, does clip_norm bound anything, and is the client who it should be?",
+        ) from error
 
 
 def with_answer(state: Any, delta: Eta) -> float:

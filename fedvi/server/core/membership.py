@@ -5,6 +5,7 @@ from fedvi.expfam import tree
 from fedvi.federation import fold as folding
 from fedvi.privacy import ledger as ledgers
 from fedvi.server.core import kept
+from fedvi.server.core.fold_sizes import strictly
 from fedvi.server.core.state import (
     OVER,
     REMOVED,
@@ -23,7 +24,6 @@ from fedvi.server.core.turns import (
     rounds_at_last_fold,
     settle,
     stand,
-    strictly,
     tick,
 )
 from fedvi.updates.base import Standing

@@ -23,6 +23,7 @@ from fedvi.server.core import kept
 from fedvi.server.core.state import ServerSpec, ServerState
 
 __all__ = [
+    "Shown",
     "Streams",
     "cleared",
     "is_late",
@@ -33,6 +34,8 @@ __all__ = [
     "parts",
     "phase",
     "post",
+    "restored",
+    "shown",
     "streams",
     "taken",
 ]
@@ -56,6 +59,23 @@ class Streams(NamedTuple):
 
     def __repr__(self) -> str:
         return "Streams()"
+
+
+class Shown(NamedTuple):
+    """All messages by which the sum of a round was opened; empty where all sites must answer.
+
+    Attributes:
+      named: the text of the set.
+      sealed: site → the sealed shares of its answer.
+      openings: site → its opening.
+    """
+
+    named: str
+    sealed: Mapping[str, bytes]
+    openings: Mapping[str, bytes]
+
+    def __repr__(self) -> str:
+        return "Shown()"
 
 
 def opens(spec: ServerSpec) -> bool:
@@ -102,6 +122,23 @@ def cleared(state: ServerState) -> ServerState:
     of_round = (_SET, _CERTIFIED, _SHARES, f"{_SIGNED}/", f"{_OPENED}/")
     left = {key: part for key, part in state.keys.items() if not key.startswith(of_round)}
     return state if len(left) == len(state.keys) else state._replace(keys=left)
+
+
+def shown(state: ServerState) -> Shown:
+    """Returns all messages by which the sum of the current round can be read."""
+
+    def of(start: str) -> dict[str, bytes]:
+        keys = state.keys.items()
+        return {key.removeprefix(start): part for key, part in keys if key.startswith(start)}
+
+    return Shown(state.keys.get(_SET, b"").decode(), of(_SHARES), of(f"{_OPENED}/"))
+
+
+def restored(state: ServerState, messages: Shown) -> ServerState:
+    """Returns a state whose round can be read by ``streams``, from ``shown`` of it."""
+    keys = {_SHARES + name: part for name, part in messages.sealed.items()}
+    keys |= {f"{_OPENED}/{name}": part for name, part in messages.openings.items()}
+    return state._replace(keys=keys | {_SET: messages.named.encode(), _CERTIFIED: b"1"})
 
 
 def moved(spec: ServerSpec, state: ServerState) -> ServerState | None:

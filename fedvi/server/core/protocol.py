@@ -30,6 +30,7 @@ from fedvi.federation.messages import (
 from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
 from fedvi.server.core import fold_sizes, kept, key_board, openings, sum_rounds
+from fedvi.server.core.fold_sizes import check_size, strictly
 from fedvi.server.core.membership import extend, remove
 from fedvi.server.core.state import (
     EXHAUSTED,
@@ -57,13 +58,11 @@ from fedvi.server.core.state import (
 from fedvi.server.core.turns import (
     brings_work,
     check_fold,
-    check_size,
     dropped,
     is_in_turn,
     is_selected,
     next_deadline,
     settle,
-    strictly,
     tick,
 )
 from fedvi.transport import codec

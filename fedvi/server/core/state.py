@@ -99,6 +99,8 @@ class ServerSpec(NamedTuple):
       renews: whether answers are folded with s = 1; see ``LocalSolver.renews``.
       gather: how the answers of a round are added up if only their sum is published; None if answers are
         folded individually.
+      record: with ``gather``, called with the state before the sum of its answers is folded (True) or
+        they are given up (False). It returns once its record is durable; see ``store.transcript``.
     """
 
     study_digest: str
@@ -117,6 +119,7 @@ class ServerSpec(NamedTuple):
     stand: Callable[[Any, Fold, Standing | None], Standing] | None = None
     renews: bool = False
     gather: Gather | None = None
+    record: Callable[["ServerState", bool], None] = lambda state, is_folded: None
 
     @property
     def members(self) -> tuple[str, ...]:

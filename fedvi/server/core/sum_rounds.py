@@ -22,7 +22,7 @@ from fedvi.privacy.top_up import TopUp
 from fedvi.typing import Eta
 from fedvi.updates.base import Change, check_shapes
 
-__all__ = ["Gather", "exact", "totals"]
+__all__ = ["Gather", "exact", "masked_words", "totals"]
 
 
 class Gather(NamedTuple):
@@ -138,11 +138,29 @@ def _unmasked(
     flats: list[np.ndarray], bits: int, added: Sequence[bytes], subtracted: Sequence[bytes]
 ) -> np.ndarray:
     """Returns the sum of answers in the form of ``_masked``, as whole float64."""
-    words = [flat.astype("<u4").view(f"<u{bits // 8}") for flat in flats]
-    sums = masks.opened(words, bits, added, subtracted)
+    sums = masks.opened([_words(flat, bits) for flat in flats], bits, added, subtracted)
     if np.abs(sums).max(initial=0) >= LARGEST:
         raise errors.ProtocolError("a sum of masked answers is beyond 2**53 steps")
     return sums.astype(np.float64)
+
+
+def masked_words(gather: Gather, answer: Change) -> np.ndarray:
+    """Returns the words of a masked answer as its site sent them, from the form of ``exact``.
+
+    Args:
+      gather: how answers are added up; with ``bits``.
+      answer: from ``exact``.
+
+    Returns:
+      [D + ``masks.GUARD``], int32 or int64.
+    """
+    assert gather.bits is not None
+    flat = np.concatenate([np.ravel(leaf) for leaf in tree.leaves(answer.delta)])
+    return _words(flat, gather.bits).view(f"<i{gather.bits // 8}")
+
+
+def _words(flat: np.ndarray, bits: int) -> np.ndarray:
+    return flat.astype("<u4").view(f"<u{bits // 8}")
 
 
 def _shaped(flat: np.ndarray, like: Eta) -> Eta:

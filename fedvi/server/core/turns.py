@@ -1,7 +1,6 @@
 """Advances a run: folds answers, skips turns, applies deadlines and ends stages and the run."""
 
 import collections
-import contextlib
 import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping
@@ -17,7 +16,7 @@ from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
 from fedvi.federation.progress import Progress, StageEnd
 from fedvi.server.core import barrier, kept, key_board, openings, sum_rounds
-from fedvi.server.core.fold_sizes import largest
+from fedvi.server.core.fold_sizes import check_size, strictly
 from fedvi.server.core.state import (
     EXHAUSTED,
     OVER,
@@ -40,8 +39,8 @@ from fedvi.updates.base import Fold, Standing
 __all__ = [
     "brings_work",
     "check_fold",
-    "check_size",
     "committed",
+    "given_up",
     "is_in_turn",
     "is_selected",
     "next_deadline",
@@ -49,11 +48,9 @@ __all__ = [
     "rounds_at_last_fold",
     "settle",
     "stand",
-    "strictly",
+    "sum_folded",
     "tick",
 ]
-
-_LARGEST = 1e30
 
 
 def tick(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
@@ -114,28 +111,6 @@ def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
     return barrier.noted(state, found._replace(settled=True))
 
 
-def check_size(eta: Eta, what: str) -> None:
-    """Refuses natural parameters so large that computations with them might overflow float64.
-
-    With 1e4 answers in a fold and 1e6 in a run, sums stay below 1e36. The posterior handed out has
-    precisions of at least 1e-30 (``is_proper``). A full matrix of D ≤ 1e3, scaled to a unit diagonal, has
-    eigenvalues of at least 1e-14 D: 1e-41 unscaled. So a mean is below 1e79, its change by a fold, in
-    units of sds, is below 1e137, and the sum of squares of that is far below 1e308.
-
-    Args:
-      eta: finite natural parameters.
-      what: names them in the message, which shows none of the numbers.
-
-    Raises:
-      ProtocolError: a number is beyond 1e30.
-    """
-    if largest(eta) > _LARGEST:
-        raise errors.ProtocolError(
-            f"{what} holds numbers beyond {_LARGEST:g} in size",
-            "are the columns scaled, does clip_norm bound anything, and is the client who it should be?",
-        )
-
-
 def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
     """Makes a trial fold of the waiting answers, and discards the result.
 
@@ -164,24 +139,6 @@ def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
         whitened = family.whiten(handed_out, family.zeros())
         if not (np.isfinite([*gap, *whitened]).all() and family.is_proper(handed_out)):
             raise FloatingPointError
-
-
-@contextlib.contextmanager
-def strictly(what: str) -> Iterator[None]:
-    """Refuses arithmetic that leaves the range of float64; the message shows no number.
-
-    Raises:
-      ProtocolError: numbers left the range, or a matrix was singular.
-    """
-    try:
-        with np.errstate(over="raise", divide="raise", invalid="raise"):
-            yield
-    # A matrix that cannot be decomposed is a ValueError.
-    except (ArithmeticError, ValueError) as error:
-        raise errors.ProtocolError(
-            f"{what}: its numbers are too large, or too far apart, for 64-bit arithmetic",
-            "are the columns scaled, does clip_norm bound anything, and is the client who it should be?",
-        ) from error
 
 
 def brings_work(spec: ServerSpec, *states: ServerState) -> bool:
@@ -425,14 +382,30 @@ def _gathered(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -
     answered, and of the exact sum of the answers alone.
     """
     if len({answer.task.client for answer in state.answers}) < gather.sums.least_reporting:
-        return openings.cleared(_given_up(spec, state))
+        return _given_up(spec, state)
     try:
         if openings.opens(spec) and (moved := openings.moved(spec, state)) is not None:
             return moved
-        with strictly("the sum of a round"):
-            return openings.cleared(_sum_folded(spec, gather, state))
+        folded = sum_folded(spec, gather, state)
     except errors.ProtocolError:
-        return openings.cleared(_given_up(spec, state))
+        return _given_up(spec, state)
+    spec.record(state, True)
+    return folded
+
+
+def _given_up(spec: ServerSpec, state: ServerState) -> ServerState:
+    spec.record(state, False)
+    return given_up(spec, state)
+
+
+def sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -> ServerState:
+    """Folds the sum of all answers of a round.
+
+    Raises:
+      ProtocolError: it cannot be read, or folded.
+    """
+    with strictly("the sum of a round"):
+        return openings.cleared(_sum_folded(spec, gather, state))
 
 
 def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -> ServerState:
@@ -491,13 +464,14 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
     return noted(spec, after, rounds_before, update)
 
 
-def _given_up(spec: ServerSpec, state: ServerState) -> ServerState:
+def given_up(spec: ServerSpec, state: ServerState) -> ServerState:
     """Drops the answers of a round; they stay charged, and nothing about them is published."""
     update = _without_fold(spec, _turned(state))._replace(
         missing=tuple(name for name in spec.clients if name in state.skipped),
         given_up=tuple(answer.task.client for answer in state.answers),
     )
-    return _turned(state)._replace(history=(*state.history, update), skipped=())
+    after = _turned(state)._replace(history=(*state.history, update), skipped=())
+    return openings.cleared(after)
 
 
 def dropped(spec: ServerSpec, state: ServerState, client: str) -> ServerState:

@@ -13,8 +13,9 @@ from fedvi import errors
 from fedvi.expfam import stacked, tree
 from fedvi.privacy.many_ledgers import Together, alike
 from fedvi.server.core import fold_sizes, kept, key_board
+from fedvi.server.core.fold_sizes import check_size, strictly
 from fedvi.server.core.state import Answer, ServerSpec, ServerState
-from fedvi.server.core.turns import check_fold, check_size, committed, settle, strictly
+from fedvi.server.core.turns import check_fold, committed, settle
 from fedvi.transport.codec import Encoded
 from fedvi.typing import Eta
 from fedvi.updates.base import Change, Task

@@ -1,0 +1,221 @@
+"""The transcript of a study with masked sums: all that its server computed each sum and each fold from.
+
+    FOLDER/00000.npz, 00001.npz, …   one file for each round: its task, the masked answers, their openings
+
+It holds what any server of the study sees, and no more: by docs/proofs/secure_sums.md nobody can read more
+than the sums in it. ``results.transcripts`` recomputes the run from it.
+"""
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fedvi import errors
+from fedvi.expfam import tree
+from fedvi.federation.messages import Tensor
+from fedvi.federation.whole_numbers import MASKED, SHARES
+from fedvi.server.core import openings, sum_rounds
+from fedvi.server.core.openings import Shown
+from fedvi.server.core.state import ServerSpec, ServerState
+from fedvi.store import files
+from fedvi.transport.files import PRIVATE, put
+from fedvi.updates.base import Task
+from fedvi.updates.coordinates import Coordinates
+
+__all__ = ["TRANSCRIPT", "Recorder", "Round", "read"]
+
+TRANSCRIPT = "transcript"
+"""The folder's name within a server's folder."""
+
+_FORM = "fedvi transcript 1"
+
+
+class Round(NamedTuple):
+    """One round.
+
+    Attributes:
+      is_folded: whether its sum was folded, and not given up.
+      task: what all its sites were asked, under the name of one of them.
+      answers: site → the tensors of its masked answer, in order of arrival; of a round that was given up
+        the names alone, without tensors.
+      shown: by what its sum was opened.
+    """
+
+    is_folded: bool
+    task: Task
+    answers: Mapping[str, tuple[Tensor, ...]]
+    shown: Shown
+
+
+class Recorder:
+    """Writes each round of a run before its fold is saved; see ``ServerSpec.record``.
+
+    A server that is killed in between writes the same round again.
+
+    Args:
+      folder: created, readable by its owner alone, if it does not exist.
+      spec: of the run.
+      state: as last saved; None for a new run.
+
+    Raises:
+      ConfigError: the study has no masked sums, or another schedule than "synchronous"; or rounds of the
+        run so far are not in the folder.
+      LedgerError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, spec: ServerSpec, state: ServerState | None) -> None:
+        if spec.gather is None or spec.gather.bits is None:
+            raise errors.ConfigError(
+                "--transcript is given, and the study's sums are not masked: a transcript would show each "
+                "site's answer",
+                "leave it out, or write secure = true into [aggregation]",
+            )
+        if not spec.schedule.barrier:
+            raise errors.ConfigError(
+                f"--transcript is given with the schedule {spec.schedule.name!r}, expected 'synchronous'"
+            )
+        over = 0 if state is None else min(state.turns.values())
+        missing = [visit for visit in range(over) if not _path(folder, visit).is_file()]
+        if missing:
+            raise errors.ConfigError(
+                f"{folder}: round {missing[0]} of the run is not in this transcript",
+                "give --transcript from the first start on, and with the same folder",
+            )
+        self._folder, self._spec = folder, spec
+        with files.reported(folder):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def __call__(self, state: ServerState, is_folded: bool) -> None:
+        """Writes the current round of a state; returns once it is on the disk.
+
+        Raises:
+          LedgerError: it cannot be written.
+        """
+        first = state.answers[0].task
+        path, content = _path(self._folder, first.visit), _written(self._spec, state, is_folded)
+        with files.reported(path):
+            put(path, content, PRIVATE)
+
+
+def read(folder: Path, spec: ServerSpec) -> Iterator[Round]:
+    """Yields the rounds of a transcript in their order.
+
+    Raises:
+      ConfigError: there is none, a file cannot be read, or it is of another study.
+    """
+    paths = sorted(folder.glob("*.npz"))
+    if not paths:
+        raise errors.ConfigError(
+            f"{folder} holds no round of a transcript", "`fedvi server --transcript` makes one"
+        )
+    for visit, path in enumerate(paths):
+        if path != _path(folder, visit):
+            raise errors.ConfigError(
+                f"{folder}: round {visit} is missing, or {path.name} is none of a transcript's files"
+            )
+        try:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                found = _read(spec, visit, {name: file[name] for name in file.files})
+        except errors.ConfigError:
+            raise
+        # A file that somebody changed can raise nearly anything.
+        except Exception as error:
+            raise errors.ConfigError(
+                f"{path}: no round can be read: {type(error).__name__}: {error}",
+                "copy the folder again",
+            ) from error
+        yield found
+
+
+def _path(folder: Path, visit: int) -> Path:
+    return folder / f"{visit:05d}.npz"
+
+
+def _written(spec: ServerSpec, state: ServerState, is_folded: bool) -> bytes:
+    gather, task = spec.gathering, state.answers[0].task
+    names = [answer.task.client for answer in state.answers]
+    at, told = task.coordinates, openings.shown(state)
+    content: dict[str, Any] = {
+        "about": {
+            "form": _FORM,
+            "study": spec.study_digest,
+            "is_folded": is_folded,
+            "visit": task.visit,
+            "version": task.version,
+            "damping": task.damping,
+            "constant": at and at.constant,
+            "sites": names,
+            "named": told.named,
+            "opened": [*told.openings],
+        }
+    }
+    content["about"] = np.array(json.dumps(content["about"]))
+    for what, eta in (("posterior", task.posterior), ("factor", task.factor)):
+        for number, leaf in enumerate(tree.leaves(eta)):
+            content[f"{what}/{number}"] = np.asarray(leaf)
+    if at is not None:
+        content |= {"centre": at.centre, "scale": at.scale}
+    if is_folded:
+        words = [sum_rounds.masked_words(gather, answer.change) for answer in state.answers]
+        content["words"] = np.stack(words)
+        for name, part in told.openings.items():
+            content[f"opening/{name}"] = np.frombuffer(part, np.uint8)
+        if told.sealed:
+            sealed = b"".join(told.sealed[name] for name in names)
+            content["sealed"] = np.frombuffer(sealed, "<i4").reshape(
+                len(names), len(spec.clients), -1
+            )
+    buffer = io.BytesIO()
+    np.savez(buffer, **content)
+    return buffer.getvalue()
+
+
+def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Round:
+    about = json.loads(str(content["about"]))
+    if (about["form"], about["study"], about["visit"]) != (_FORM, spec.study_digest, visit):
+        raise errors.ConfigError(
+            f"round {visit} of the transcript is of round {about['visit']}, study {about['study']:.12}, "
+            f"expected study {spec.study_digest:.12}"
+        )
+    names, is_folded = [str(name) for name in about["sites"]], about["is_folded"] is True
+    if not names or not set(names) <= set(spec.clients) or len(set(names)) < len(names):
+        raise errors.ConfigError(
+            f"round {visit} of the transcript names sites that the study does not have"
+        )
+
+    def eta(what: str) -> Any:
+        leaves = (np.asarray(content[f"{what}/{at}"], np.float64) for at in range(len(content)))
+        return tree.map_leaves(lambda _: next(leaves), spec.family.zeros())
+
+    centred = about["constant"] is not None
+    task = Task(
+        task_id=f"{names[0]}/{visit}",
+        client=names[0],
+        visit=visit,
+        version=int(about["version"]),
+        posterior=eta("posterior"),
+        factor=eta("factor"),
+        damping=float(about["damping"]),
+        coordinates=Coordinates(content["centre"], content["scale"], int(about["constant"]))
+        if centred
+        else None,
+    )
+    spec.family.check(task.posterior, f"the task of round {visit}")
+    if not is_folded:
+        return Round(False, task, dict.fromkeys(names, ()), Shown("", {}, {}))
+    answers, sealed = {}, {}
+    kind = content["words"].dtype.str
+    for number, name in enumerate(names):
+        words = np.ascontiguousarray(content["words"][number])
+        tensors = [Tensor(MASKED, kind, words.shape, words.tobytes())]
+        if "sealed" in content:
+            part = np.ascontiguousarray(content["sealed"][number], "<i4")
+            sealed[name] = part.tobytes()
+            tensors.append(Tensor(SHARES, "<i4", part.shape, sealed[name]))
+        answers[name] = tuple(tensors)
+    opened = {name: content[f"opening/{name}"].tobytes() for name in about["opened"]}
+    return Round(True, task, answers, Shown(str(about["named"]), sealed, opened))
