@@ -148,7 +148,7 @@ def _of_unit(
     )
 
     def read(text: str) -> dict[str, Any]:
-        return {} if text == _HALF_WIDTH else parse_unit(name, text, bounds)
+        return {} if text == _HALF_WIDTH else parse_unit(text, bounds)
 
     yield Question(f"per {name}", words + such_as, _UNIT, read, _HALF_WIDTH, given)
 
@@ -173,7 +173,7 @@ def _of_codes(
         f"missing-values {name}",
         words,
         _STAND_INS,
-        _cells_reader(name, codes),
+        _cells_reader(codes),
         default,
         listed,
         show=lambda table: ", ".join(map(str, table.get("missing_values", ["none"]))),
@@ -255,8 +255,6 @@ def _share(guess: "Guess", more: int = 0) -> str:
 def _column_reader(
     name: str, kind: str | None = None, free: bool = False
 ) -> Callable[[str], dict[str, Any]]:
-    before = f"{name}=" if kind is None else f"{name}={kind}:"
-
     def read(text: str) -> dict[str, Any]:
         if text == OUT:
             if free:
@@ -265,11 +263,13 @@ def _column_reader(
                 f"{name} stands in the formula as you gave it",
                 "go back to the formula, and take the column out of it",
             )
-        if kind is not None:  # a type that was confirmed may be said again, and so may its name
-            text = text.removeprefix(before).removeprefix(f"{kind}:")
-        # Bounds alone, where a type was asked for, are those of a number.
-        more = "number:" if kind is None and re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text) else ""
-        table = drafting.parse_column(before + more + text)[1]
+        # The column's name may be said again, and so may a type that was confirmed.
+        text = text.removeprefix(f"{name}=")
+        if kind is not None:
+            text = f"{kind}:{text.removeprefix(f'{kind}:')}"
+        elif re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text):
+            text = f"number:{text}"  # bounds alone, where a type was asked for
+        table = drafting.parse_type(text)
         _check(name, table)
         return table
 
@@ -284,7 +284,7 @@ def _check(name: str, table: dict[str, Any]) -> None:
     if bounds and bounds[0] >= bounds[1]:
         low, high = bounds
         raise errors.ConfigError(
-            f"{name}: the lowest, {low}, is not below the highest, {high}",
+            f"the lowest, {low}, is not below the highest, {high}",
             f"write {high}..{low}" if high < low else "write LOW..HIGH, such as 18..100",
         )
     if bounds or table.get("levels") or table["type"] == "binary":
@@ -329,13 +329,13 @@ def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     return f"no cell of the file is {' or '.join(lacking)}. If that is a slip, correct {name} with `back`"
 
 
-def _cells_reader(name: str, codes: list[str]) -> Callable[[str], dict[str, Any]]:
+def _cells_reader(codes: list[str]) -> Callable[[str], dict[str, Any]]:
     """Reads which cells mean missing: yes or no of those that were seen, or a list."""
 
     def read(text: str) -> dict[str, Any]:
         if text == "yes" and not codes:
             raise errors.ConfigError(
-                f"--missing-values {name}: 'yes' does not say which, expected the cells that mean missing",
+                "'yes' does not say which, expected the cells that mean missing",
                 "name them between commas, such as 999,-9; no: none do",
             )
         named = {"yes": codes, "no": []}.get(text, [cell.strip() for cell in text.split(",")])
@@ -368,7 +368,7 @@ def _missing_reader(
             pass
         wanted = {"binary": "true or false", "level": "a level"}.get(kind, "a number")
         raise errors.ConfigError(
-            f"{name}: {text!r} is no rule, expected drop, indicator, or impute and {wanted}",
+            f"{text!r} is no rule, expected drop, indicator, or impute and {wanted}",
             "docs/guides/missing-data.md says which suits what",
         )
 

@@ -14,7 +14,7 @@ from fedvi.cli._asking import (
     choice,
     client_names,
     count_of,
-    named,
+    name_of,
     positive,
     within,
 )
@@ -92,10 +92,8 @@ class Asked(NamedTuple):
         """
         given = self.given
         name = "part of the names of files: letters, digits, `.`, `_` and `-`"
-        read = named("--name")
-        yield Question(
-            "name", "Name of the study", name, read, given["name_default"], given["name"]
-        )
+        words, default = "Name of the study", given["name_default"]
+        yield Question("name", words, name, name_of, default, given["name"])
         kinds = "\n".join(f"{kind:<20} {of.words or of.needed}" for kind, of in ACCEPTED.items())
         words = "What is inferred (? lists what there is)"
         yield Question("kind", words, kinds, _kind, next(iter(ACCEPTED)), given["kind"])
@@ -129,6 +127,7 @@ class Asked(NamedTuple):
             self._formula(said),
             None,
             self._given_formula(),
+            flag="--formula" if given["response"] is None else "--response",
             show=lambda _: _formula_shown(said),
             remark=lambda formula: self._why_left_out(said, formula),
         )
@@ -221,18 +220,18 @@ class Asked(NamedTuple):
                 return self._of_response(said, text)
             if not drafting.variables(text.partition("~")[0]) or "~" not in text:
                 raise errors.ConfigError(
-                    f"--formula is {text!r}, expected a response, ~ and what explains it",
+                    f"{text!r} is no formula, expected a response, ~ and what explains it",
                     'write, for example, "disease ~ age + sex"',
                 )
             for name in drafting.variables(text) if names else ():
                 if name not in names:
                     raise errors.ConfigError(
-                        f"--formula names {name!r}, which is no column of the file",
+                        f"{name!r} is no column of the file",
                         errors.did_you_mean(name, names),
                     )
                 if said.get(f"identifier {name}"):
                     raise errors.ConfigError(
-                        f"--formula names {name!r}, which is an identifier and explains nothing",
+                        f"{name!r} is an identifier and explains nothing",
                         "leave it out, or go back and say that it is none",
                     )
             return _Formula(text)
@@ -248,7 +247,7 @@ class Asked(NamedTuple):
         for text in (item.strip() for item in response.split(",")):
             if text not in names and text not in spelt:
                 raise errors.ConfigError(
-                    f"--response is {text!r}, which is no column of the file",
+                    f"{text!r} is no column of the file",
                     errors.did_you_mean(text, names),
                 )
             left.append(text if text in names else spelt[text])
@@ -293,7 +292,7 @@ class Asked(NamedTuple):
         else:
             repeated, people = _repeated(said, guesses)
             why = "ε bounds how much one unit can change what is seen; 1 is a common promise."
-            read = positive("--epsilon")
+            read = positive()
             yield Question("epsilon", "ε over the whole study", why, read, "1", given["epsilon"])
             words, unit = "Unit (record, patient)", "patient" if people else "record"
             if repeated:
@@ -329,7 +328,7 @@ class Asked(NamedTuple):
             delta = f"{drafting.default_delta(said.get('max-records')):g}"
             why = "The part of probability that the promise leaves out."
             words = "δ, far below 1 / that number"
-            read = positive("--delta", below=0.5)
+            read = positive(below=0.5)
             yield Question("delta", words, why, read, delta, given["delta"])
         for flag in ("unit-column", "max-rows-per-unit"):
             value = given[flag.replace("-", "_")]
@@ -455,7 +454,7 @@ def _prior_scale(text: str) -> float:
         return PriorSection(scale=float(text)).scale
     except ValueError:  # which pydantic's error is, too
         raise errors.ConfigError(
-            f"--prior-scale is {text!r}, expected a number from {limits['ge']:g} to {limits['le']:g}",
+            f"{text!r} is no number from {limits['ge']:g} to {limits['le']:g}",
             f"such as 1, or {drafting.PRIOR_SCALE:g}",
         ) from None
 

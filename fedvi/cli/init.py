@@ -195,7 +195,7 @@ def init(
         return
     check_target(folder)
     on = not yes and _on_terminal()
-    opened = Opened(source, _header(source, given))
+    opened = Opened(source, _header(source, given, "--from"))
     if on:
         click.echo(
             "Enter takes what stands in brackets. back: the question before; skip: leave it open;"
@@ -280,8 +280,13 @@ def _beside(source: Path | None, folder: Path) -> str:
     )
 
 
-def _header(source: Path | None, given: Mapping[str, Any]) -> "Names | None":
+def _header(source: Path | None, given: Mapping[str, Any], flag: str = "") -> "Names | None":
     """Returns names of columns that were given, or reads and shows them: a first line may be a record.
+
+    Args:
+      source: the file, if there is one.
+      given: what flags gave.
+      flag: the one that named the file, for errors.
 
     Raises:
       DataError: there are none, or they are cells of a record.
@@ -292,7 +297,7 @@ def _header(source: Path | None, given: Mapping[str, Any]) -> "Names | None":
 
     if source is None and given["columns"] is None:
         return None
-    found = names_of(source, given["columns"], given["separator"], flag="--from")
+    found = names_of(source, given["columns"], given["separator"], flag=flag)
     if source is None or given["columns"] is not None:
         return found
     shown = ", ".join(
@@ -317,7 +322,7 @@ def _header(source: Path | None, given: Mapping[str, Any]) -> "Names | None":
             "record can hold"
         )
         raise errors.DataError(
-            f"--from {source} does not begin with the names of its columns: {what}", BY_FLAG
+            f"{flag} {source} does not begin with the names of its columns: {what}".strip(), BY_FLAG
         )
     check_names(source, found.columns, found.separator)
     click.echo(f"columns, from the first line of {source}: {shown}")

@@ -34,6 +34,7 @@ __all__ = [
     "offered",
     "parse_column",
     "parse_setting",
+    "parse_type",
     "prior_in_words",
     "response_types",
     "variables",
@@ -134,12 +135,12 @@ def model_of(kind: str) -> Accepted:
     if ":" in kind:
         factories.find("model", kind, models)  # raises if the module is wrong
         raise errors.ConfigError(
-            f"--kind is {kind!r}, which does not say what it is of, expected a class with `accepts`",
+            f"{kind!r} does not say what it is of, expected a class with `accepts`",
             "an outcome of your own says so, see docs/add/model.md; of a NumPyro model, or of whole "
             "records, write study.toml by hand",
         )
     raise errors.ConfigError(
-        f"--kind is {kind!r}, expected one of {', '.join(ACCEPTED)}, or an outcome of your own",
+        f"{kind!r} is no kind of model, expected one of {', '.join(ACCEPTED)}, or an outcome of your own",
         errors.did_you_mean(kind, ACCEPTED) + '; write "module:Class" for one of your own',
     )
 
@@ -472,8 +473,8 @@ _TYPES = ("binary", "count", "level", "number")
 # Between commas; one that has a comma stands in quotes.
 _LEVELS = re.compile(r'\s*"([^"]*)"\s*(?=,|$)|([^,]+)')
 _SPELLINGS = (
-    "write NAME=number:LOW..HIGH, NAME=count:LOW..HIGH, NAME=level:FIRST,SECOND or "
-    "NAME=binary:TRUE/FALSE; what follows the colon may be left out, and stated in the file"
+    "write number:LOW..HIGH, count:LOW..HIGH, level:FIRST,SECOND or binary:TRUE/FALSE; what follows "
+    "the colon may be left out, and stated in the file"
 )
 
 
@@ -491,16 +492,29 @@ def parse_column(text: str) -> tuple[str, dict[str, Any]]:
     ('stage', {'type': 'level', 'levels': ['I', 'II, late']})
     """
     name, equals, rest = text.partition("=")
-    kind, colon, detail = rest.strip().partition(":")
-    name, kind = name.strip(), kind.strip()
+    name = name.strip()
     if not equals or not name:
-        raise errors.ConfigError(f"--column is {text!r}, expected NAME=TYPE", _SPELLINGS)
+        raise errors.ConfigError(
+            f"--column is {text!r}, expected NAME=TYPE", "such as age=number:18..100"
+        )
+    with errors.given_by(f"--column {name}"):
+        return name, parse_type(rest)
+
+
+def parse_type(text: str) -> dict[str, Any]:
+    """Reads a column's type with its details, such as "number:18..100".
+
+    Raises:
+      ConfigError: there is no such type, or its details are wrong.
+    """
+    kind, colon, detail = text.strip().partition(":")
+    kind = kind.strip()
     if kind not in _TYPES:
         raise errors.ConfigError(
-            f"--column {name}: the type is {kind!r}, expected one of {', '.join(_TYPES)}",
+            f"the type is {kind!r}, expected one of {', '.join(_TYPES)}",
             f"{errors.did_you_mean(kind, _TYPES)}; {_SPELLINGS}",
         )
-    return name, {"type": kind} | (_detail(name, kind, detail) if colon else {})
+    return {"type": kind} | (_detail(kind, detail) if colon else {})
 
 
 def cells_of(table: Mapping[str, Any]) -> frozenset[str]:
@@ -513,7 +527,7 @@ def cells_of(table: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(str(cell) for cells in listed for cell in cells)
 
 
-def _detail(name: str, kind: str, text: str) -> dict[str, Any]:
+def _detail(kind: str, text: str) -> dict[str, Any]:
     if kind == "level":
         items = ("".join(parts).strip() for parts in _LEVELS.findall(text))
         return {"levels": [item for item in items if item]}
@@ -527,9 +541,7 @@ def _detail(name: str, kind: str, text: str) -> dict[str, Any]:
         except ValueError:
             pass
     expected = "TRUE/FALSE, cells that mean it" if kind == "binary" else "LOW..HIGH, two numbers"
-    raise errors.ConfigError(
-        f"--column {name}: after {kind}: stands {text!r}, expected {expected}", _SPELLINGS
-    )
+    raise errors.ConfigError(f"after {kind}: stands {text!r}, expected {expected}", _SPELLINGS)
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
