@@ -9,6 +9,7 @@ from fedvi import errors
 from fedvi.cli._asking import Question
 from fedvi.study.drafts import drafting
 from fedvi.study.drafts.units import parse_unit
+from fedvi.study.rare_references import FEW_LEVELS, RARE
 from fedvi.study.round_numbers import unit_within
 
 if TYPE_CHECKING:
@@ -29,9 +30,6 @@ _LEVELS = """low,mid,high: from a protocol or a code book. All others are compar
 one makes all its contrasts wide. A record with another level counts as zero. skip: state it later."""
 # In tenths: whoever misses more cells of a column wants to know before anything else is asked of it.
 _HALF = 5
-# A reference that fewer records have makes the intervals of all other levels wide. Of two levels there is
-# one interval, whichever is first.
-_RARE, _FEW_LEVELS = 0.05, 3
 _OUT_TOO = f"""
 {OUT}: it is no covariate, and leaves the formula."""
 _UNIT = """half: half the width of the bounds, from their middle; a prior sd of 2.5 suits it, and it
@@ -302,10 +300,10 @@ def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> 
     from fedvi.data.schema import as_code
 
     levels = table.get("levels", ())
-    if guess is None or len(levels) < _FEW_LEVELS or guess.different > len(guess.values):
+    if guess is None or len(levels) < FEW_LEVELS or guess.different > len(guess.values):
         return ""
     held = dict(guess.values)
-    if held.get(spelt(as_code(str(levels[0]))), 0) >= _RARE * (guess.cells - guess.missing):
+    if held.get(spelt(as_code(str(levels[0]))), 0) >= RARE * (guess.cells - guess.missing):
         return ""
     return (
         f"few records of this file have {levels[0]}, with which all others are compared: all intervals of "
