@@ -42,6 +42,9 @@ only where the file has shown gaps; elsewhere a record with a missing cell count
 _PRIOR = """How far from 0 a coefficient may be before a record is seen. 2.5 leaves nearly all to the
 records, and suits units of half the width of bounds, too. Where a unit is a step that matters to a
 clinician, 0.5 to 1 are enough, and noise widens intervals less. See docs/guides/priors-and-bounds.md."""
+_MOST = """The most that any site may hold; of a site with more, only the first are used. Take it from the
+protocol or a register, not from a count of a file, and rather too large than too small: a larger number
+costs time alone."""
 _ROWS = """From the protocol, as how often a patient can come; not counted in a file. Of a patient with more
 rows, the first in the file are used. All rows of a patient are clipped together: one with many counts about
 as much as one with a single row. 1: one row each; sort the file so that the one you want comes first."""
@@ -319,11 +322,10 @@ class Asked(NamedTuple):
             if self.on or given["max_records"] is not None:
                 unit = said["unit"]
                 words = f"Public upper bound on the {unit}s of any site (skip: state it later)"
-                why = "From the protocol or the register's size, not counted in a file."
                 remark = functools.partial(few_records, unit=unit)
                 most = given["max_records"]
                 yield Question(
-                    "max-records", words, why, count_of, None, most, may_skip=True, remark=remark
+                    "max-records", words, _MOST, count_of, None, most, may_skip=True, remark=remark
                 )
             delta = f"{drafting.default_delta(said.get('max-records')):g}"
             why = "The part of probability that the promise leaves out."

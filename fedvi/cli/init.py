@@ -145,7 +145,10 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 @click.option(
     "--max-records",
     type=click.IntRange(min=1),
-    help="Public upper bound on the records (or patients) of any site. [default: left open in the study]",
+    help="The most records (or patients) that any site may hold; of a site with more, only the first are "
+    "used (without a promise, its file is refused). Take it from the protocol or a register, not from a "
+    "count of a file, and rather too large than too small: a larger number costs time alone. "
+    "[default: left open in the study]",
 )
 @click.option(
     "--solver",

@@ -126,7 +126,9 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
         said = asked.say("Neighbouring relation", "")
         assert "some patients of the file have more rows" in said
         asked.say("Declare that no patient is at two sites", "yes")
-        asked.say("bound on the patients of any site", "900")
+        asked.say("bound on the patients of any site", "?")
+        said = asked.say("bound on the patients of any site", "900")
+        assert "of a site with more, only the first are used" in said
         asked.say("δ, far below", "")
         asked.say("Are cells of covariates missing at other sites", "")
         asked.say(
