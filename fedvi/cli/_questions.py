@@ -21,7 +21,7 @@ from fedvi.cli._asking import (
 from fedvi.cli._column_questions import OUT, Flagged, column_questions, table_of
 from fedvi.data.written import named as columns_named
 from fedvi.models.outcomes.accepted import ACCEPTED
-from fedvi.study.drafts import drafting
+from fedvi.study.drafts import declarations, drafting
 from fedvi.study.implausible import few_records
 from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
 
@@ -379,7 +379,7 @@ class Asked(NamedTuple):
         spelt = {column: name for name, column in self.names.items()}
         stated: dict[str, str] = {}
         for text in given["stated"]:
-            name, _ = drafting.parse_column(text)
+            name, _ = declarations.parse_column(text)
             name, declared = spelt.get(name, name), text.partition("=")[2].strip()
             if name in stated:
                 raise _given_twice("--column", name, stated[name], declared)

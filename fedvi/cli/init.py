@@ -14,7 +14,7 @@ import click
 from fedvi import errors
 from fedvi.data.written import named as columns_named
 from fedvi.models.outcomes.accepted import ACCEPTED
-from fedvi.study.drafts import drafting
+from fedvi.study.drafts import declarations, drafting
 from fedvi.study.drafts.drafting import Answers
 from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
 
@@ -64,7 +64,8 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     multiple=True,
     metavar="NAME=TYPE[:…]",
     help="What a column may hold, from public knowledge: age=number:18..100, visits=count:0..20, "
-    "sex=binary:m/f, stage=level:low,high. One for each column. What you leave out, the study leaves open.",
+    "sex=binary:m/f, stage=level:low,high, or stage=level:1=low,2=high where the files have codes. One for "
+    "each column. What you leave out, the study leaves open.",
 )
 @click.option(
     "--per",
@@ -261,7 +262,7 @@ def _answers(
         max_rows_per_unit=said.get("max-rows-per-unit") or ROWS_PER_UNIT,
         prior_scale=said["prior-scale"],
         solver=given["solver"],
-        settings=dict(drafting.parse_setting(text) for text in given["settings"]),
+        settings=dict(declarations.parse_setting(text) for text in given["settings"]),
         separator=given["separator"] or ("," if header is None else header.separator),
         file_columns=() if header is None or given["columns"] is None else header.columns,
         files=_beside(source, folder),
@@ -314,7 +315,7 @@ def _header(source: Path | None, given: Mapping[str, Any], flag: str = "") -> "N
     cells = {
         cell
         for text in given["stated"]
-        for cell in drafting.cells_of(drafting.parse_column(text)[1])
+        for cell in declarations.cells_of(declarations.parse_column(text)[1])
     }
     declared, count = len(cells.intersection(found.columns)), len(found.columns)
     if values or declared:

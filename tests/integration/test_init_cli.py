@@ -541,7 +541,8 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
         *["", "", "north,south", ""],  # name, kind, sites, the look
         *["", "readmitted", "", "", "", "", "", "", "", "900", "", ""],  # identifier to δ, gaps
         *["", "out", "binary:<30/>30,NO"],  # what is no answer is asked again
-        *["", "number:18..100", "20 years", "out", "out"],  # codes, age, its unit, weight, payer
+        *["", "none", "number:18..100", "20 years"],  # codes, no words for them, age, its unit
+        *["out", "out"],  # weight, payer
         *["", "", ""],  # prior, server, review
     ]
     source = tmp_path / "north.csv"
@@ -932,7 +933,7 @@ def test_a_prior_of_the_intercept_is_written_where_there_is_one(
 def test_a_prior_that_no_study_may_have_is_refused(tmp_path: Path, scale: str) -> None:
     said = refused(tmp_path / "a", *flags("logistic", "--prior-scale", scale))
     assert "--prior-scale: " in said
-    assert "expected a number from 1e-06 to 1e+06" in said
+    assert "is no number from 1e-06 to 1e+06" in said
 
 
 @pytest.mark.parametrize("open_column", [True, False])

@@ -264,6 +264,7 @@ def test_whole_numbers_of_few_kinds_are_asked_for_as_codes_or_as_numbers(tmp_pat
         asked.say(said, "")
         assert "there is no default" in asked.say("education: 7 different", "level")
         asked.say("education: all levels that may occur", "")
+        asked.say("education: words for its levels 0, 1, 2, 3, 4, 5, 6, in this order", "")
         asked.say("vessels: 4 different whole numbers", "count:0..3")
         asked.say("dose: 12 different whole numbers", "number:0..200")
         asked.say("dose: unit of its coefficient", "")
@@ -448,6 +449,45 @@ def test_the_prior_is_asked_for_with_the_unit_of_each_number(tmp_path: Path) -> 
             "Prior sd of a coefficient, for one unit of its column (age per 41, bmi per 5)", ""
         )
         assert "STATE ME" not in asked.until("Enter writes the study")
+
+
+def test_codes_of_levels_get_words_for_tables(tmp_path: Path) -> None:
+    rows = "".join(f"{'acfy'[i % 4]},{i % 5},{'nyu'[i % 3]},{i % 2}\n" for i in range(120))
+    file = tmp_path / "north.csv"
+    file.write_text("odor,ring,bruised,died\n" + rows)
+    with terminal(tmp_path / "study", "--from", file, *SETTLED) as asked:
+        asked.say("to suggest types and levels", "")
+        asked.say("Are cells of covariates missing", "yes")
+        asked.say("odor: what it may hold", "")
+        asked.say("odor: words for its levels a, c, f, y, in this order", "?")
+        said = asked.say("odor: words for its levels", "almond,sharp")
+        assert "tables and reports have the words" in said
+        said = asked.say("odor: words for its levels", "almond,sharp,foul,foul")
+        assert (
+            "Error: 'almond,sharp' is no list of 4 words, expected one for each of a, c, f, y"
+            in said
+        )
+        asked.say("odor: what a missing cell is", "impute y")  # by its code
+        # Said at once, with one level that no cell is; words are no cells of the file.
+        asked.say(
+            "ring: 5 different whole numbers", "level:0=none,1=one,2=two,3=more,4=more,5=more"
+        )
+        assert "no cell of the file is 5. If" in asked.say("ring: what a missing cell is", "")
+        asked.say("bruised: what it may hold", "")
+        asked.say("bruised: words for its levels n, u, y", "none")
+        asked.say("bruised: what a missing cell is", "")
+        asked.say("Enter writes the study", "")
+        asked.until("next: fedvi check")
+    schema = tomllib.loads((tmp_path / "study" / "study.toml").read_text())["data"]["schema"]
+    assert schema["odor"] == {
+        "type": "level",
+        "levels": ["almond", "sharp", "foul"],
+        "codes": {"a": "almond", "c": "sharp", "f": "foul", "y": "foul"},
+        "missing": {"impute": "foul"},
+    }
+    assert schema["ring"]["levels"] == ["none", "one", "two", "more"]
+    assert schema["ring"]["codes"]["4"] == "more"
+    assert "codes" not in schema["bruised"]
 
 
 def test_a_rare_reference_is_told_of_where_the_levels_are_confirmed(tmp_path: Path) -> None:
