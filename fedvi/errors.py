@@ -1,7 +1,8 @@
 """Defines every error that fedvi raises on purpose, each with a hint."""
 
+import contextlib
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "all_of",
     "as_one",
     "did_you_mean",
+    "given_by",
     "in_words",
     "worth_telling",
 ]
@@ -170,6 +172,15 @@ def all_of(*steps: Callable[[], Any]) -> list[Any]:
     if wrong:
         raise as_one(wrong)
     return made
+
+
+@contextlib.contextmanager
+def given_by(flag: str) -> Iterator[None]:
+    """Names the flag that gave a value, where the value is refused."""
+    try:
+        yield
+    except FedviError as error:
+        raise type(error)(f"{flag}: {error.message}", error.hint) from None
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

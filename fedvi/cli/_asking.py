@@ -20,7 +20,7 @@ __all__ = [
     "client_names",
     "converse",
     "count_of",
-    "named",
+    "name_of",
     "positive",
     "slug",
     "within",
@@ -41,6 +41,7 @@ class Question(NamedTuple):
       default: the text that Enter stands for; None: there is none.
       given: the answer that a flag gave; None: none did.
       may_skip: whether it may be left open, which gives None.
+      flag: the flag that gave it, where it is not the key.
       show: writes a value for the review; None shows the text.
       remark: what to say of an answer that was just typed, though it is taken; "" says nothing.
     """
@@ -52,6 +53,7 @@ class Question(NamedTuple):
     default: str | None = None
     given: Any = None
     may_skip: bool = False
+    flag: str = ""
     show: Callable[[Any], str] | None = None
     remark: Callable[[Any], str] | None = None
 
@@ -80,8 +82,11 @@ class Question(NamedTuple):
         Raises:
           ConfigError: there is neither, and nobody to ask; or it cannot be read.
         """
+        if isinstance(self.given, str):
+            with errors.given_by(self.flag or f"--{self.key}"):
+                return self.read(self.given)
         if self.given is not None:
-            return self.read(self.given) if isinstance(self.given, str) else self.given
+            return self.given
         if on:
             return None
         if self.default is None:
@@ -232,32 +237,28 @@ def client_names(text: str) -> tuple[str, ...]:
     names = tuple(item.strip() for item in text.split(",") if item.strip())
     if not names:
         raise errors.ConfigError(
-            f"--clients is {text!r}, expected at least one name", "write --clients north,south"
+            f"{text!r} names no site, expected at least one", "such as north,south"
         )
     first: dict[str, str] = {}
-    for name in map(named("--clients"), names):
+    for name in map(name_of, names):
         if name.casefold() in first:
             raise errors.ConfigError(
-                f"clients: the name {first[name.casefold()]!r} stands twice",
+                f"the name {first[name.casefold()]!r} stands twice",
                 "give every client its own name; upper and lower case count as the same",
             )
         first[name.casefold()] = name
     return names
 
 
-def named(flag: str) -> Callable[[str], str]:
+def name_of(text: str) -> str:
     """Reads a name as the study will, so that a wrong one is asked for again and not at the end."""
-
-    def read(text: str) -> str:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
-            raise errors.ConfigError(
-                f"{flag}: {text!r} is no name, expected a letter or digit, then at most 63 letters, "
-                "digits, `.`, `_` or `-`",
-                "the name becomes part of file names",
-            )
-        return text
-
-    return read
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", text):
+        raise errors.ConfigError(
+            f"{text!r} is no name, expected a letter or digit, then at most 63 letters, digits, `.`, `_` "
+            "or `-`",
+            "the name becomes part of file names",
+        )
+    return text
 
 
 def within(header: "Names | None", names: Mapping[str, str]) -> Callable[[str], str]:
@@ -268,7 +269,7 @@ def within(header: "Names | None", names: Mapping[str, str]) -> Callable[[str], 
             return text
         if text not in names:
             raise errors.ConfigError(
-                f"--unit-column is {text!r}, which is no column of the file",
+                f"{text!r} is no column of the file",
                 errors.did_you_mean(text, header.columns),
             )
         return names[text]
@@ -276,7 +277,7 @@ def within(header: "Names | None", names: Mapping[str, str]) -> Callable[[str], 
     return read
 
 
-def positive(flag: str, below: float = math.inf) -> Callable[[str], float]:
+def positive(below: float = math.inf) -> Callable[[str], float]:
     def read(text: str) -> float:
         try:
             value = float(text)
@@ -286,9 +287,7 @@ def positive(flag: str, below: float = math.inf) -> Callable[[str], float]:
             more = ("", "such as 1")
             if below < math.inf:
                 more = (f" and below {below:g}", "such as 1e-5")
-            raise errors.ConfigError(
-                f"{flag} is {text!r}, expected a number above 0{more[0]}", more[1]
-            )
+            raise errors.ConfigError(f"{text!r} is no number above 0{more[0]}", more[1])
         return value
 
     return read
@@ -307,7 +306,5 @@ def as_address(text: str) -> str:
     # What goes into files of other languages: letters, digits and what stands in an address.
     plain = re.fullmatch(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]", host) is not None
     if not plain or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
-        raise errors.ConfigError(
-            f"--server is {text!r}, expected HOST:PORT", "such as fedvi.example.org:7443"
-        )
+        raise errors.ConfigError(f"{text!r} is no HOST:PORT", "such as fedvi.example.org:7443")
     return text

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvi import errors
 from fedvi.cli._asking import Question
-from fedvi.study.drafts import drafting
+from fedvi.study.drafts import declarations
 from fedvi.study.drafts.units import parse_unit
+from fedvi.study.rare_references import FEW_LEVELS, RARE
 from fedvi.study.round_numbers import unit_within
 
 if TYPE_CHECKING:
@@ -21,23 +22,25 @@ OUT = "out"
 """Says that a column is no covariate."""
 
 _TYPES = """number:18..100, count:0..20, binary:1/0 (the cell for true first), level:low,high (the
-reference first; a rare one makes all its contrasts wide). What it can be, from a protocol or a code book:
-no bound comes from the file. A record with another level counts as zero. skip: state it later."""
+reference first; a rare one makes all its contrasts wide), or level:1=low,2=high where the file has codes.
+What it can be, from a protocol or a code book: no bound comes from the file. A record with another level
+counts as zero. skip: state it later."""
 _BOUNDS = """What it can be, in the unit of the file, from a protocol or a code book: no bound comes from
 the file. A number outside is taken as the nearest bound. skip: state it later."""
 _LEVELS = """low,mid,high: from a protocol or a code book. All others are compared with the first; a rare
-one makes all its contrasts wide. A record with another level counts as zero. skip: state it later."""
+one makes all its contrasts wide. A record with another level counts as zero. 1=low,2=mid says what the
+file's codes mean, for tables. skip: state it later."""
+_WORDS = """low,mid,high for levels 1,2,3: tables and reports have the words, and the study says which code
+means which. The same word twice makes one level of two. none: tables have the codes."""
 # In tenths: whoever misses more cells of a column wants to know before anything else is asked of it.
 _HALF = 5
-# A reference that fewer records have makes the intervals of all other levels wide. Of two levels there is
-# one interval, whichever is first.
-_RARE, _FEW_LEVELS = 0.05, 3
 _OUT_TOO = f"""
 {OUT}: it is no covariate, and leaves the formula."""
 _UNIT = """half: half the width of the bounds, from their middle; a prior sd of 2.5 suits it, and it
 predicts best where records are few. Or a step that matters to a clinician, and where the intercept stands:
 10 from 60, or 10 years from 60. Then take a prior sd of 0.5 to 1. See docs/guides/priors-and-bounds.md."""
 _HALF_WIDTH = "half"
+_CODE = re.compile(r"[^\W\d_]|-?\d{1,9}")
 _MISSING = """drop: a record without it counts as zero. impute VALUE: a public constant in its place, as
 the clinical normal. indicator: the middle of the bounds, the reference level or false in its place, and one
 more coefficient. See docs/guides/missing-data.md."""
@@ -118,6 +121,8 @@ def column_questions(
             )
     if kind is None:
         return
+    if given is None:
+        yield from _of_words(said, name)
     yield from _of_unit(said, name, flagged.unit, expected)
     # An outcome is never made up: a record without it counts as zero.
     asks = expected is None and bool(said.get("gaps"))
@@ -148,9 +153,34 @@ def _of_unit(
     )
 
     def read(text: str) -> dict[str, Any]:
-        return {} if text == _HALF_WIDTH else parse_unit(name, text, bounds)
+        return {} if text == _HALF_WIDTH else parse_unit(text, bounds)
 
     yield Question(f"per {name}", words + such_as, _UNIT, read, _HALF_WIDTH, given)
+
+
+def _of_words(said: Mapping[str, Any], name: str) -> Iterator[Question]:
+    """Asks for words of levels that are numbers or single letters; tables would have these alone."""
+    table = table_of(said, name)
+    levels = [str(level) for level in table.get("levels", ())]
+    if "codes" in table or not levels or not all(_CODE.fullmatch(level) for level in levels):
+        return
+
+    def read(text: str) -> dict[str, Any]:
+        words = declarations.parse_type(f"level:{text}")["levels"]
+        if text == "none":
+            return {}
+        if len(words) != len(levels):
+            raise errors.ConfigError(
+                f"{text!r} is no list of {len(levels)} words, expected one for each of "
+                f"{', '.join(levels)}",
+                "write them between commas, in this order; none: tables have the codes",
+            )
+        found = {"levels": [*dict.fromkeys(words)], "codes": dict(zip(levels, words, strict=True))}
+        _check(name, table | found)
+        return found
+
+    words = f"{name}: words for its levels {', '.join(levels)}, in this order (none: as they are)"
+    yield Question(f"words {name}", words, _WORDS, read, "none")
 
 
 def _of_codes(
@@ -173,7 +203,7 @@ def _of_codes(
         f"missing-values {name}",
         words,
         _STAND_INS,
-        _cells_reader(name, codes),
+        _cells_reader(codes),
         default,
         listed,
         show=lambda table: ", ".join(map(str, table.get("missing_values", ["none"]))),
@@ -255,8 +285,6 @@ def _share(guess: "Guess", more: int = 0) -> str:
 def _column_reader(
     name: str, kind: str | None = None, free: bool = False
 ) -> Callable[[str], dict[str, Any]]:
-    before = f"{name}=" if kind is None else f"{name}={kind}:"
-
     def read(text: str) -> dict[str, Any]:
         if text == OUT:
             if free:
@@ -265,11 +293,13 @@ def _column_reader(
                 f"{name} stands in the formula as you gave it",
                 "go back to the formula, and take the column out of it",
             )
-        if kind is not None:  # a type that was confirmed may be said again, and so may its name
-            text = text.removeprefix(before).removeprefix(f"{kind}:")
-        # Bounds alone, where a type was asked for, are those of a number.
-        more = "number:" if kind is None and re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text) else ""
-        table = drafting.parse_column(before + more + text)[1]
+        # The column's name may be said again, and so may a type that was confirmed.
+        text = text.removeprefix(f"{name}=")
+        if kind is not None:
+            text = f"{kind}:{text.removeprefix(f'{kind}:')}"
+        elif re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text):
+            text = f"number:{text}"  # bounds alone, where a type was asked for
+        table = declarations.parse_type(text)
         _check(name, table)
         return table
 
@@ -284,7 +314,7 @@ def _check(name: str, table: dict[str, Any]) -> None:
     if bounds and bounds[0] >= bounds[1]:
         low, high = bounds
         raise errors.ConfigError(
-            f"{name}: the lowest, {low}, is not below the highest, {high}",
+            f"the lowest, {low}, is not below the highest, {high}",
             f"write {high}..{low}" if high < low else "write LOW..HIGH, such as 18..100",
         )
     if bounds or table.get("levels") or table["type"] == "binary":
@@ -302,13 +332,15 @@ def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> 
     from fedvi.data.schema import as_code
 
     levels = table.get("levels", ())
-    if guess is None or len(levels) < _FEW_LEVELS or guess.different > len(guess.values):
+    if guess is None or len(levels) < FEW_LEVELS or guess.different > len(guess.values):
         return ""
-    held = dict(guess.values)
-    if held.get(spelt(as_code(str(levels[0]))), 0) >= _RARE * (guess.cells - guess.missing):
+    held, first = dict(guess.values), str(levels[0])
+    cells = [cell for cell, level in table.get("codes", {first: first}).items() if level == first]
+    have = sum(held.get(spelt(as_code(cell)), 0) for cell in cells)
+    if have >= RARE * (guess.cells - guess.missing):
         return ""
     return (
-        f"few records of this file have {levels[0]}, with which all others are compared: all intervals of "
+        f"few records of this file have {first}, with which all others are compared: all intervals of "
         f"{name} would be wide. If another level is common everywhere, correct {name} with `back`, and put "
         "it first"
     )
@@ -322,24 +354,25 @@ def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     if guess is None or guess.different > len(guess.values):
         return ""
     seen = {value for value, _ in guess.values}
-    declared = [cell for key in ("true", "false", "levels") for cell in table.get(key, ())]
+    keys = ("true", "false", "codes" if "codes" in table else "levels")
+    declared = [cell for key in keys for cell in table.get(key, ())]
     lacking = [str(cell) for cell in declared if spelt(as_code(str(cell))) not in seen]
     if not lacking:
         return ""
     return f"no cell of the file is {' or '.join(lacking)}. If that is a slip, correct {name} with `back`"
 
 
-def _cells_reader(name: str, codes: list[str]) -> Callable[[str], dict[str, Any]]:
+def _cells_reader(codes: list[str]) -> Callable[[str], dict[str, Any]]:
     """Reads which cells mean missing: yes or no of those that were seen, or a list."""
 
     def read(text: str) -> dict[str, Any]:
         if text == "yes" and not codes:
             raise errors.ConfigError(
-                f"--missing-values {name}: 'yes' does not say which, expected the cells that mean missing",
+                "'yes' does not say which, expected the cells that mean missing",
                 "name them between commas, such as 999,-9; no: none do",
             )
         named = {"yes": codes, "no": []}.get(text, [cell.strip() for cell in text.split(",")])
-        return {"missing_values": [drafting.cell_of(cell) for cell in named]} if named else {}
+        return {"missing_values": [declarations.cell_of(cell) for cell in named]} if named else {}
 
     return read
 
@@ -360,7 +393,8 @@ def _missing_reader(
                 if kind in ("number", "count"):
                     value: Any = float(constant)
                 else:
-                    value = constant if kind == "level" else cells[constant]
+                    codes = table.get("codes", {})
+                    value = codes.get(constant, constant) if kind == "level" else cells[constant]
                 told: dict[str, Any] = {"missing": {"impute": value}} | more
                 _check(name, table | told)
                 return told
@@ -368,7 +402,7 @@ def _missing_reader(
             pass
         wanted = {"binary": "true or false", "level": "a level"}.get(kind, "a number")
         raise errors.ConfigError(
-            f"{name}: {text!r} is no rule, expected drop, indicator, or impute and {wanted}",
+            f"{text!r} is no rule, expected drop, indicator, or impute and {wanted}",
             "docs/guides/missing-data.md says which suits what",
         )
 
@@ -378,6 +412,6 @@ def _missing_reader(
 def table_of(said: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Returns what was said of a column, in all its questions."""
     table: dict[str, Any] = {}
-    for part in ("column", "bounds", "levels", "per", "missing-values", "missing"):
+    for part in ("column", "bounds", "levels", "words", "per", "missing-values", "missing"):
         table |= said.get(f"{part} {name}") or {}
     return table

@@ -1,6 +1,8 @@
 """Shows which private mode suits a study, and which estimates would be lost in the noise."""
 
-from fedvi.planning.advice import Outlook
+from collections.abc import Sequence
+
+from fedvi.planning.advice import Mode, Outlook
 from fedvi.planning.topics import TopicOutlook
 from fedvi.report import tables
 
@@ -13,7 +15,8 @@ def show(found: Outlook) -> None:
     number = tables.number
     names = ["mode", "noise", "clip norm", "coefficients", "curvature", "if only summed"]
     cells = []
-    for mode in found.modes:
+    offered = [mode for mode in found.modes if mode.noise_multiplier is not None]
+    for mode in offered:
         signal = mode.signal
         cells.append(
             [
@@ -34,7 +37,8 @@ def show(found: Outlook) -> None:
         if found.recommended
         else f"no recommendation: {found.reason}"
     )
-    lines += [f"{mode.solver}: {mode.note}" for mode in found.modes if mode.note]
+    lines += [f"{mode.solver}: {mode.note}" for mode in offered if mode.note]
+    lines += _left_out([mode for mode in found.modes if mode not in offered])
     lines.append(
         "These ratios are estimates, not promises. Below 1 the noise is larger than the signal. The last "
         "column is the ratio of a coefficient if only the sum of all answers were seen, where a mode "
@@ -45,6 +49,16 @@ def show(found: Outlook) -> None:
         "smaller clip norms than these."
     )
     tables.say(lines)
+
+
+def _left_out(modes: Sequence[Mode]) -> list[str]:
+    """Says in few words why modes are not offered to a study; no line if all are."""
+    why: dict[str, list[str]] = {}
+    for mode in modes:
+        reason = mode.note.removeprefix(f"solver `{mode.solver}` ").partition(", found")[0]
+        why.setdefault(reason, []).append(mode.solver)
+    told = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in why.items())
+    return [f"left out, as this study stands: {told}"] if told else []
 
 
 def show_topics(found: TopicOutlook) -> None:

@@ -14,14 +14,14 @@ from fedvi.cli._asking import (
     choice,
     client_names,
     count_of,
-    named,
+    name_of,
     positive,
     within,
 )
 from fedvi.cli._column_questions import OUT, Flagged, column_questions, table_of
 from fedvi.data.written import named as columns_named
 from fedvi.models.outcomes.accepted import ACCEPTED
-from fedvi.study.drafts import drafting
+from fedvi.study.drafts import declarations, drafting
 from fedvi.study.implausible import few_records
 from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
 
@@ -42,6 +42,9 @@ only where the file has shown gaps; elsewhere a record with a missing cell count
 _PRIOR = """How far from 0 a coefficient may be before a record is seen. 2.5 leaves nearly all to the
 records, and suits units of half the width of bounds, too. Where a unit is a step that matters to a
 clinician, 0.5 to 1 are enough, and noise widens intervals less. See docs/guides/priors-and-bounds.md."""
+_MOST = """The most that any site may hold; of a site with more, only the first are used. Take it from the
+protocol or a register, not from a count of a file, and rather too large than too small: a larger number
+costs time alone."""
 _ROWS = """From the protocol, as how often a patient can come; not counted in a file. Of a patient with more
 rows, the first in the file are used. All rows of a patient are clipped together: one with many counts about
 as much as one with a single row. 1: one row each; sort the file so that the one you want comes first."""
@@ -92,10 +95,8 @@ class Asked(NamedTuple):
         """
         given = self.given
         name = "part of the names of files: letters, digits, `.`, `_` and `-`"
-        read = named("--name")
-        yield Question(
-            "name", "Name of the study", name, read, given["name_default"], given["name"]
-        )
+        words, default = "Name of the study", given["name_default"]
+        yield Question("name", words, name, name_of, default, given["name"])
         kinds = "\n".join(f"{kind:<20} {of.words or of.needed}" for kind, of in ACCEPTED.items())
         words = "What is inferred (? lists what there is)"
         yield Question("kind", words, kinds, _kind, next(iter(ACCEPTED)), given["kind"])
@@ -129,6 +130,7 @@ class Asked(NamedTuple):
             self._formula(said),
             None,
             self._given_formula(),
+            flag="--formula" if given["response"] is None else "--response",
             show=lambda _: _formula_shown(said),
             remark=lambda formula: self._why_left_out(said, formula),
         )
@@ -221,18 +223,18 @@ class Asked(NamedTuple):
                 return self._of_response(said, text)
             if not drafting.variables(text.partition("~")[0]) or "~" not in text:
                 raise errors.ConfigError(
-                    f"--formula is {text!r}, expected a response, ~ and what explains it",
+                    f"{text!r} is no formula, expected a response, ~ and what explains it",
                     'write, for example, "disease ~ age + sex"',
                 )
             for name in drafting.variables(text) if names else ():
                 if name not in names:
                     raise errors.ConfigError(
-                        f"--formula names {name!r}, which is no column of the file",
+                        f"{name!r} is no column of the file",
                         errors.did_you_mean(name, names),
                     )
                 if said.get(f"identifier {name}"):
                     raise errors.ConfigError(
-                        f"--formula names {name!r}, which is an identifier and explains nothing",
+                        f"{name!r} is an identifier and explains nothing",
                         "leave it out, or go back and say that it is none",
                     )
             return _Formula(text)
@@ -248,7 +250,7 @@ class Asked(NamedTuple):
         for text in (item.strip() for item in response.split(",")):
             if text not in names and text not in spelt:
                 raise errors.ConfigError(
-                    f"--response is {text!r}, which is no column of the file",
+                    f"{text!r} is no column of the file",
                     errors.did_you_mean(text, names),
                 )
             left.append(text if text in names else spelt[text])
@@ -293,7 +295,7 @@ class Asked(NamedTuple):
         else:
             repeated, people = _repeated(said, guesses)
             why = "ε bounds how much one unit can change what is seen; 1 is a common promise."
-            read = positive("--epsilon")
+            read = positive()
             yield Question("epsilon", "ε over the whole study", why, read, "1", given["epsilon"])
             words, unit = "Unit (record, patient)", "patient" if people else "record"
             if repeated:
@@ -320,16 +322,15 @@ class Asked(NamedTuple):
             if self.on or given["max_records"] is not None:
                 unit = said["unit"]
                 words = f"Public upper bound on the {unit}s of any site (skip: state it later)"
-                why = "From the protocol or the register's size, not counted in a file."
                 remark = functools.partial(few_records, unit=unit)
                 most = given["max_records"]
                 yield Question(
-                    "max-records", words, why, count_of, None, most, may_skip=True, remark=remark
+                    "max-records", words, _MOST, count_of, None, most, may_skip=True, remark=remark
                 )
             delta = f"{drafting.default_delta(said.get('max-records')):g}"
             why = "The part of probability that the promise leaves out."
             words = "δ, far below 1 / that number"
-            read = positive("--delta", below=0.5)
+            read = positive(below=0.5)
             yield Question("delta", words, why, read, delta, given["delta"])
         for flag in ("unit-column", "max-rows-per-unit"):
             value = given[flag.replace("-", "_")]
@@ -378,7 +379,7 @@ class Asked(NamedTuple):
         spelt = {column: name for name, column in self.names.items()}
         stated: dict[str, str] = {}
         for text in given["stated"]:
-            name, _ = drafting.parse_column(text)
+            name, _ = declarations.parse_column(text)
             name, declared = spelt.get(name, name), text.partition("=")[2].strip()
             if name in stated:
                 raise _given_twice("--column", name, stated[name], declared)
@@ -455,7 +456,7 @@ def _prior_scale(text: str) -> float:
         return PriorSection(scale=float(text)).scale
     except ValueError:  # which pydantic's error is, too
         raise errors.ConfigError(
-            f"--prior-scale is {text!r}, expected a number from {limits['ge']:g} to {limits['le']:g}",
+            f"{text!r} is no number from {limits['ge']:g} to {limits['le']:g}",
             f"such as 1, or {drafting.PRIOR_SCALE:g}",
         ) from None
 

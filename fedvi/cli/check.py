@@ -44,6 +44,10 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     offered" means that the plan has no price under that relation. [privacy] unit says what is protected:
     a record (a row), a patient with all rows, or a client with all its records.
 
+    data.max_records is the most records (or patients) that any site may hold; of a site with more, only
+    the first are used. Take it from the protocol or a register, not from a count of a file, and rather
+    too large than too small: a larger number costs time alone.
+
     For a private study, it also prints the signal-to-noise ratio of each private mode, and recommends
     one. If the study does not declare that no unit is at two clients, it also prints what all clients
     cost together. `fedvi privacy` explains the numbers further.
@@ -143,6 +147,8 @@ def _noised(found: Plan) -> Iterator[tuple[str, str]]:
     number = tables.number
     # A client's capacity counts records, whatever the unit of privacy is.
     units = "records" if found.unit in (None, "client") else f"{found.unit}s"
+    full = found.sampling_rate == 1.0
+    most = " (data.max_records); of a site with more, only the first are used" if full else ""
     yield (
         "noised sums",
         f"{found.steps_per_message} a message, "
@@ -156,7 +162,7 @@ def _noised(found: Plan) -> Iterator[tuple[str, str]]:
     yield from _clip_norm(found)
     yield (
         "batches",
-        f"sampling rate {number(found.sampling_rate)}, at most {found.batch_capacity} {units}",
+        f"sampling rate {number(found.sampling_rate)}, at most {found.batch_capacity} {units}{most}",
     )
 
 

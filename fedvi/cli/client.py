@@ -524,7 +524,8 @@ def _account(
     if life is not None:
         report(
             "lifetime",
-            f"ε {life.epsilon:.4g} of {life.cap:g} spent for life at δ {life.delta:g}",
+            f"ε {life.epsilon:.4g} of {life.cap:g} spent for life at δ {life.delta:g}: it holds whatever "
+            "studies follow, and so may be larger than the ε of the studies so far",
             epsilon=life.epsilon,
             cap=life.cap,
         )

@@ -14,7 +14,7 @@ import click
 from fedvi import errors
 from fedvi.data.written import named as columns_named
 from fedvi.models.outcomes.accepted import ACCEPTED
-from fedvi.study.drafts import drafting
+from fedvi.study.drafts import declarations, drafting
 from fedvi.study.drafts.drafting import Answers
 from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
 
@@ -64,7 +64,8 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     multiple=True,
     metavar="NAME=TYPE[:…]",
     help="What a column may hold, from public knowledge: age=number:18..100, visits=count:0..20, "
-    "sex=binary:m/f, stage=level:low,high. One for each column. What you leave out, the study leaves open.",
+    "sex=binary:m/f, stage=level:low,high, or stage=level:1=low,2=high where the files have codes. One for "
+    "each column. What you leave out, the study leaves open.",
 )
 @click.option(
     "--per",
@@ -145,7 +146,10 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 @click.option(
     "--max-records",
     type=click.IntRange(min=1),
-    help="Public upper bound on the records (or patients) of any site. [default: left open in the study]",
+    help="The most records (or patients) that any site may hold; of a site with more, only the first are "
+    "used (without a promise, its file is refused). Take it from the protocol or a register, not from a "
+    "count of a file, and rather too large than too small: a larger number costs time alone. "
+    "[default: left open in the study]",
 )
 @click.option(
     "--solver",
@@ -195,7 +199,7 @@ def init(
         return
     check_target(folder)
     on = not yes and _on_terminal()
-    opened = Opened(source, _header(source, given))
+    opened = Opened(source, _header(source, given, "--from"))
     if on:
         click.echo(
             "Enter takes what stands in brackets. back: the question before; skip: leave it open;"
@@ -258,7 +262,7 @@ def _answers(
         max_rows_per_unit=said.get("max-rows-per-unit") or ROWS_PER_UNIT,
         prior_scale=said["prior-scale"],
         solver=given["solver"],
-        settings=dict(drafting.parse_setting(text) for text in given["settings"]),
+        settings=dict(declarations.parse_setting(text) for text in given["settings"]),
         separator=given["separator"] or ("," if header is None else header.separator),
         file_columns=() if header is None or given["columns"] is None else header.columns,
         files=_beside(source, folder),
@@ -280,8 +284,13 @@ def _beside(source: Path | None, folder: Path) -> str:
     )
 
 
-def _header(source: Path | None, given: Mapping[str, Any]) -> "Names | None":
+def _header(source: Path | None, given: Mapping[str, Any], flag: str = "") -> "Names | None":
     """Returns names of columns that were given, or reads and shows them: a first line may be a record.
+
+    Args:
+      source: the file, if there is one.
+      given: what flags gave.
+      flag: the one that named the file, for errors.
 
     Raises:
       DataError: there are none, or they are cells of a record.
@@ -292,7 +301,7 @@ def _header(source: Path | None, given: Mapping[str, Any]) -> "Names | None":
 
     if source is None and given["columns"] is None:
         return None
-    found = names_of(source, given["columns"], given["separator"], flag="--from")
+    found = names_of(source, given["columns"], given["separator"], flag=flag)
     if source is None or given["columns"] is not None:
         return found
     shown = ", ".join(
@@ -306,7 +315,7 @@ def _header(source: Path | None, given: Mapping[str, Any]) -> "Names | None":
     cells = {
         cell
         for text in given["stated"]
-        for cell in drafting.cells_of(drafting.parse_column(text)[1])
+        for cell in declarations.cells_of(declarations.parse_column(text)[1])
     }
     declared, count = len(cells.intersection(found.columns)), len(found.columns)
     if values or declared:
@@ -317,7 +326,7 @@ def _header(source: Path | None, given: Mapping[str, Any]) -> "Names | None":
             "record can hold"
         )
         raise errors.DataError(
-            f"--from {source} does not begin with the names of its columns: {what}", BY_FLAG
+            f"{flag} {source} does not begin with the names of its columns: {what}".strip(), BY_FLAG
         )
     check_names(source, found.columns, found.separator)
     click.echo(f"columns, from the first line of {source}: {shown}")

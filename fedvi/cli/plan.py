@@ -88,7 +88,8 @@ def plan(
     from fedvi.report import tables
 
     _show(assembly, found, asked, cells)
-    tables.say(filter(None, (_prior(steps, found), help_, width_tables.smallest_told(found))))
+    below = (width_tables.smallest_told(found), width_tables.guessed(found))
+    tables.say(filter(None, (_prior(steps, found), help_, *below)))
     for line in warnings:
         click.echo(f"warning: {line}", err=True)
     if plot is not None:
@@ -125,8 +126,7 @@ def _show(
     title = f"Plan of {study.study.name}: {found.records:,} records at {len(study.clients)} sites, {said}"
     names, rows, *_ = width_tables.table(found)
     console.print(tables.grid(names, rows, title, ("coefficient", "unit")), crop=False)
-    below = (width_tables.worth(found), width_tables.clipped(found), width_tables.guessed(found))
-    tables.say(filter(None, below))
+    tables.say(filter(None, (width_tables.worth(found), width_tables.clipped(found))))
     for line in (
         *_table(cells, found.ratio),
         *(_needs(one, assembly, found) for one in asked),

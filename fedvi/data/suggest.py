@@ -83,7 +83,7 @@ def suggested(guess: Guess, kind: str | None = None) -> str | None:
     values = list(values_of(guess))
     if kind == "level":
         plain = not any('"' in value or value != value.strip() for value in values)
-        written = (f'"{value}"' if "," in value else value for value in values)
+        written = (f'"{value}"' if set(value) & set(",=") else value for value in values)
         return f"level:{','.join(written)}" if plain and len(values) > 1 else kind
     pair = sorted(value.casefold() for value, _ in guess.values)
     if pair == ["0", "1"]:

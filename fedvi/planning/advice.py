@@ -71,7 +71,7 @@ class Mode(NamedTuple):
       signal: None if the mode is not offered, or has no estimate.
       summed: ``signal.coefficients`` if only the sum of the clients' answers were seen; None if
         noise cannot be shared (docs/proofs/aggregate_view.md).
-      note: why it is not offered, or what else it needs; or empty.
+      note: why it is not offered, or what it is priced for; or empty.
       renews: whether its answers are fresh statistics at a common q, see ``LocalSolver.renews``.
       newton: whether these are gradients and curvatures, whose noise is included in the intervals.
     """
@@ -273,6 +273,8 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
     if assembly.request.unit == "client" and not current:
         why = "protects records, and no client as a whole"
         return Mode(kind, False, None, None, None, None, why)
+    if not current and "parts" in defaults_of(kind) and study.data.identity_column is None:
+        return Mode(kind, False, None, None, None, None, "needs data.id_column")
     settings = dict(study.solver.arguments) if current else {}
     for name in ("sampler", "noise_multiplier", "clip_norm"):
         settings.pop(name, None)
@@ -290,7 +292,8 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
             sampler, solver = _built(assembly, kind, clip_norm)
             if study.sums is not None and solver.adds_up is None:
                 # Refused where only sums are published, so it is priced for single messages.
-                accountant, note = of_messages(accountant), 'under view = "message"'
+                accountant = of_messages(accountant)
+                note = 'needs view = "message", and is priced under it'
             noise = calibrate.calibrate(
                 lambda noise: events.repeat(_renoised(solver.cost, noise), numbers.rounds),
                 accountant,
@@ -299,8 +302,6 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
             )
         except errors.FedviError as error:
             return Mode(kind, False, None, None, None, None, error.message)
-        if "parts" in defaults_of(kind) and study.data.identity_column is None:
-            note = ", ".join(filter(None, ("needs data.id_column", note)))
     found = None
     if "typical" in defaults_of(kind):
         settings |= _typical(assembly, settings)

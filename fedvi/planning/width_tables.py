@@ -84,8 +84,9 @@ def guessed(found: "Widths") -> str:
         return ""
     return (
         f"≥: a guess, since the study does not say how {some(found.silent, _NAMED)} "
-        "spread in your records. Intervals are often wider than this, several times where most records "
-        "are alike. Before you rely on it, say data.schema.NAME.expected"
+        "spread in your records. Of 80 such widths in six studies 25 were within 25 % of the run's; most "
+        "others were too narrow, some several times, where most records are alike. Before you rely on it, "
+        "say data.schema.NAME.expected"
     )
 
 
@@ -131,4 +132,4 @@ def title(found: "Widths") -> str:
 
 def said_beside(found: "Widths") -> tuple[str, ...]:
     """Returns the sentences beside the table: what is guessed, and what was assumed."""
-    return tuple(filter(None, (worth(found), clipped(found), guessed(found), smallest_told(found))))
+    return tuple(filter(None, (worth(found), clipped(found), smallest_told(found), guessed(found))))

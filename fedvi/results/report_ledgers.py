@@ -341,7 +341,7 @@ def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
     made = ledger.tally(book)
     whole = made == header.planned
     if header.planned is not None:
-        more = "; all were charged, lost ones too" if whole else ""
+        more = "; each was charged, also one that was lost" if whole else ""
         found.append(("answers allowed", _worded(header.planned, header.unit) + more))
     if not whole:
         charged = ledger_files.words(made) if ledger.reservations(book) else "none"
@@ -350,7 +350,7 @@ def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
 
 
 def _worded(event: events.Event, unit: str) -> str:
-    return f"{ledger_files.words(event)}; noise in units of the most that one {unit} can add"
+    return f"{ledger_files.words(event)}: its sd, as a multiple of the most that one {unit} can add"
 
 
 def _parts(claim: Claim) -> tuple[tuple[str, float], ...]:

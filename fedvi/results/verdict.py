@@ -475,7 +475,8 @@ def _of_twins(twins: Sequence[tuple[str, str]]) -> Iterator[str]:
         if one.endswith(INTERCEPT):
             yield (
                 f"{other}: the run cannot tell its effect from the intercept: the column is the same in "
-                "nearly all records, as where its bounds cut it off or its reference level is rare"
+                "nearly all records, as where its bounds cut it off or its reference level is rare (then "
+                "put a common level first)"
             )
         else:
             yield (

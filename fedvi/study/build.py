@@ -23,6 +23,7 @@ from fedvi.server.core.sum_rounds import Gather
 from fedvi.study import modelling, noising, priors, site_effects
 from fedvi.study.config import Study
 from fedvi.study.implausible import implausible
+from fedvi.study.rare_references import rare_references
 from fedvi.study.spec import shared_parts as parts
 from fedvi.study.spec.shared_parts import PRIOR
 from fedvi.typing import Eta
@@ -313,6 +314,7 @@ def assemble(study: Study) -> Assembly:
         warnings=(
             *_warnings(study, model),
             *implausible(study, norm),
+            *rare_references(schema, study.data.columns_schema, design),
             *_unspent(study, made),
             *_guessable(study, made.solver),
         ),

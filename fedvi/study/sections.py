@@ -263,7 +263,8 @@ class DataSection(BaseSection):
         default=None,
         ge=1,
         le=10**8,
-        description="Public upper bound on the records (or patients) of any client.",
+        description="The most records (or patients) that any client may hold; of one with more, only the "
+        "first are used in a private study.",
     )
     unit_column: str | None = pydantic.Field(
         default=None, description='Says whose a row is, with unit = "patient"; never leaves.'

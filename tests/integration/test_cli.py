@@ -657,6 +657,8 @@ def test_check_prints_what_leaves_and_what_it_costs(tmp_path: Path, planned: Any
     assert lines["leaves each client"] == "9 numbers a message, at most 2 messages: 18 numbers"
     assert lines["noised sums"] == "2 a message, 4 in all"
     assert lines["noise"].startswith(f"multiplier {planned['noise_multiplier']:.4g} × clip norm 1")
+    said = "records (data.max_records); of a site with more, only the first are used"
+    assert said in " ".join(done.stdout.split())
     names = list(lines)
     assert names.index("promise") < names.index("leaves each client") < names.index("model")
     assert (

@@ -24,6 +24,14 @@ def contexts(parent: click.Context, name: str) -> Iterator[click.Context]:
             yield from contexts(context, inner)
 
 
+@pytest.mark.parametrize("name", ["check", "init"])
+def test_a_bound_on_records_is_explained_where_it_is_stated_and_where_it_is_read(name: str) -> None:
+    (context,) = contexts(click.Context(main, info_name="fedvi"), name)
+    text = " ".join(context.command.get_help(context).split())
+    assert "of a site with more, only the first are used" in text
+    assert "Take it from the protocol or a register, not from a count of a file" in text
+
+
 @pytest.mark.parametrize("name", main.list_commands(click.Context(main)))
 def test_the_help_of_a_command_teaches(name: str) -> None:
     for context in contexts(click.Context(main, info_name="fedvi"), name):

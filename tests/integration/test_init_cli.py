@@ -483,10 +483,10 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
     ]
     done = fedvi("init", tmp_path / "my study", input="\n".join(answers) + "\n")
     assert done.exit_code == 0, done.output
-    assert "--name: 'my study' is no name" in done.output
+    assert "Error: 'my study' is no name" in done.output
     assert "did you mean `logistic`?" in done.output
     assert "the name 'north' stands twice" in done.output
-    assert "--clients: 'south wing' is no name" in done.output
+    assert "Error: 'south wing' is no name" in done.output
     assert "nowhere.csv cannot be read" in done.output
     assert "there is no default (type an answer, ? or back, or skip)" in done.output
     assert "'0' is no whole number above 0" in done.output
@@ -494,9 +494,9 @@ def test_each_question_has_an_answer_by_default_and_a_wrong_one_is_asked_again(
     assert "data.max_records is 3: no site may use more than its first 3 records" in done.output
     assert "2.5 says odds ratios of 0.0074 to 134 (95 %)" in done.output
     assert "that says odds ratios of 0.14 to 7.1 (95 %) for one unit" in done.output
-    assert "--epsilon is '0', expected a number above 0" in done.output
-    assert "--delta is '0.5', expected a number above 0 and below 0.5" in done.output
-    assert "expected HOST:PORT" in done.output
+    assert "Error: '0' is no number above 0" in done.output
+    assert "Error: '0.5' is no number above 0 and below 0.5" in done.output
+    assert "Error: 'fedvi.example.org:99999' is no HOST:PORT" in done.output
     assert "expected Enter, back, or a number from 1 to" in done.output
     assert "still to be stated in study.toml: data.schema.age.bounds" in done.output
     raw = tomllib.loads((tmp_path / "my study" / "study.toml").read_text())
@@ -541,7 +541,8 @@ def test_a_raw_table_is_asked_about_as_a_person_knows_it(
         *["", "", "north,south", ""],  # name, kind, sites, the look
         *["", "readmitted", "", "", "", "", "", "", "", "900", "", ""],  # identifier to δ, gaps
         *["", "out", "binary:<30/>30,NO"],  # what is no answer is asked again
-        *["", "number:18..100", "20 years", "out", "out"],  # codes, age, its unit, weight, payer
+        *["", "none", "number:18..100", "20 years"],  # codes, no words for them, age, its unit
+        *["out", "out"],  # weight, payer
         *["", "", ""],  # prior, server, review
     ]
     source = tmp_path / "north.csv"
@@ -719,14 +720,22 @@ def test_a_failure_in_the_middle_leaves_nothing(
 
 def test_an_answer_that_check_would_refuse_writes_nothing(tmp_path: Path) -> None:
     for more, said in (
-        (["--clients", "north,North"], "clients: the name 'north' stands twice"),
-        (["--column", "age=number:100..18"], "age: the lowest, 100, is not below the highest"),
+        (["--clients", "north,North"], "--clients: the name 'north' stands twice"),
+        (
+            ["--column", "age=number:100..18"],
+            "--column age: the lowest, 100, is not below the highest",
+        ),
         (["--column", "died=number:0..1"], "the response 'died' is a number"),
         (["--epsilon", "0"], "privacy.epsilon is 0, expected greater than 0"),
         (["--solver", "glm"], "--solver is 'glm', expected one of site_release"),
         (["--setting", "dispersion=1"], "--setting dispersion is no setting of kind 'logistic'"),
-        (["--server", 'a"}:7443'], "expected HOST:PORT"),
-        (["--server", "a:0"], "expected HOST:PORT"),
+        (["--server", 'a"}:7443'], "--server: 'a\"}:7443' is no HOST:PORT"),
+        (["--server", "a:0"], "--server: 'a:0' is no HOST:PORT"),
+        (["--kind", "logistc"], "--kind: 'logistc' is no kind of model"),
+        (["--name", "my study"], "--name: 'my study' is no name"),
+        (["--formula", "died"], "--formula: 'died' is no formula"),
+        (["--column", "age=numbr"], "--column age: the type is 'numbr'"),
+        (["--missing", "age=impute x"], "--missing age: 'impute x' is no rule"),
     ):
         given = flags("logistic")
         if more[0] == "--column":  # in the place of the one that is there
@@ -923,8 +932,8 @@ def test_a_prior_of_the_intercept_is_written_where_there_is_one(
 @pytest.mark.parametrize("scale", ["-1e9", "0", "nan", "1e7"])
 def test_a_prior_that_no_study_may_have_is_refused(tmp_path: Path, scale: str) -> None:
     said = refused(tmp_path / "a", *flags("logistic", "--prior-scale", scale))
-    assert "--prior-scale is" in said
-    assert "expected a number from 1e-06 to 1e+06" in said
+    assert "--prior-scale: " in said
+    assert "is no number from 1e-06 to 1e+06" in said
 
 
 @pytest.mark.parametrize("open_column", [True, False])

@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -113,7 +114,9 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
         asked.say("patient_id looks like an identifier", "")
         asked.say("note looks like an identifier", "")
         asked.say("Formula", "died ~ age + patient_id")
-        assert "which is an identifier and explains nothing" in asked.say("Formula", "died")
+        assert "Error: 'patient_id' is an identifier and explains nothing" in asked.say(
+            "Formula", "died"
+        )
         asked.say("Promise", "")
         asked.say("ε over", "2")
         # An identifier that repeats: a patient is offered, and whose a row is.
@@ -123,7 +126,9 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
         said = asked.say("Neighbouring relation", "")
         assert "some patients of the file have more rows" in said
         asked.say("Declare that no patient is at two sites", "yes")
-        asked.say("bound on the patients of any site", "900")
+        asked.say("bound on the patients of any site", "?")
+        said = asked.say("bound on the patients of any site", "900")
+        assert "of a site with more, only the first are used" in said
         asked.say("δ, far below", "")
         asked.say("Are cells of covariates missing at other sites", "")
         asked.say(
@@ -259,6 +264,7 @@ def test_whole_numbers_of_few_kinds_are_asked_for_as_codes_or_as_numbers(tmp_pat
         asked.say(said, "")
         assert "there is no default" in asked.say("education: 7 different", "level")
         asked.say("education: all levels that may occur", "")
+        asked.say("education: words for its levels 0, 1, 2, 3, 4, 5, 6, in this order", "")
         asked.say("vessels: 4 different whole numbers", "count:0..3")
         asked.say("dose: 12 different whole numbers", "number:0..200")
         asked.say("dose: unit of its coefficient", "")
@@ -282,13 +288,13 @@ def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
         said = asked.say("age: what it may hold", "9..1")
         assert "data.schema.age.bounds: [0, 1e-323], a width of 9.88131e-324, expected" in said
         said = asked.say("age: what it may hold", "number")
-        assert "age: the lowest, 9, is not below the highest, 1 (write 1..9)" in said
+        assert "Error: the lowest, 9, is not below the highest, 1 (write 1..9)" in said
         asked.say("age: lowest and highest that it can be, LOW..HIGH, or out", "5..5")
         said = asked.say("age: lowest and highest", "18..100")
-        assert "age: the lowest, 5, is not below the highest, 5" in said
+        assert "Error: the lowest, 5, is not below the highest, 5" in said
         asked.say("age: unit of its coefficient", "0 from 50")
         said = asked.say("age: unit of its coefficient", "10 from 15")
-        assert "--per age: '0 from 50' is no unit, expected STEP from START, a step above 0" in said
+        assert "Error: '0 from 50' is no unit, expected STEP from START, a step above 0" in said
         said = asked.say("age: unit of its coefficient", "skip")
         assert "'10 from 15' starts outside of the bounds 18..100 (such as 10 from 60)" in said
         said = asked.say("age: unit of its coefficient", "half")
@@ -355,13 +361,13 @@ def test_without_a_flag_a_file_is_asked_for_and_so_are_rules_of_missing_cells(
         asked.say("age: unit of its coefficient", "5 from 60")
         asked.say("age: numbers that mean missing", "yes")
         said = asked.say("age: numbers that mean missing", "999")
-        assert "--missing-values age: 'yes' does not say which" in said
+        assert "Error: 'yes' does not say which" in said
         asked.say("age: what a missing cell is (also 999)", "impute 50")
         asked.say("sex: what it may hold", "binary:m/f")
         asked.say("sex: what a missing cell is. drop, indicator, impute VALUE [drop]", "indicator")
         asked.say("Prior sd of a coefficient, for one unit of its column (age per 5)", "1e7")
         said = asked.say("Prior sd of a coefficient", "0.5")
-        assert "--prior-scale is '1e7', expected a number from 1e-06 to 1e+06 (such as 1," in said
+        assert "Error: '1e7' is no number from 1e-06 to 1e+06 (such as 1," in said
         said = asked.say("Enter writes the study", "")
         assert "that says odds ratios of 0.38 to 2.7 (95 %) for one unit" in said
         asked.until("next: fedvi check")
@@ -380,6 +386,55 @@ def test_without_a_flag_a_file_is_asked_for_and_so_are_rules_of_missing_cells(
     assert study["data"]["schema"]["sex"]["missing"] == "indicator"
 
 
+def test_an_error_of_an_answer_names_no_flag(tmp_path: Path, file: Path) -> None:
+    (tmp_path / "nameless.csv").write_text("41,m\n42,f\n")
+    wrong: dict[str, tuple[object, str]] = {
+        "Name of the study": ("my study", "'my study' is no name"),
+        "What is inferred": ("logistc", "'logistc' is no kind of model, expected one of logistic"),
+        "Sites": ("north,North", "the name 'north' stands twice"),
+        "A site's file": (tmp_path / "nameless.csv", "nameless.csv does not begin with the names"),
+        "to suggest types and levels": ("perhaps", "'perhaps' is none of yes, no"),
+        "Formula": ("dead", "'dead' is no column of the file"),
+        "Promise": ("privacy", "'privacy' is none of dp, none"),
+        "ε over": ("0", "'0' is no number above 0"),
+        "Unit (record": ("person", "'person' is none of record, patient"),
+        "Neighbouring relation": ("swap", "'swap' is none of substitute, add_remove"),
+        "at two sites": ("perhaps", "'perhaps' is none of yes, no"),
+        "bound on the records": ("many", "'many' is no whole number above 0"),
+        "δ, far below": ("1", "'1' is no number above 0 and below 0.5"),
+        "Are cells": ("perhaps", "'perhaps' is none of yes, no"),
+        "died: what": ("bool", "the type is 'bool', expected one of binary"),
+        "age: what": ("18..x", "the type is '18..x', expected one of binary"),
+        "age: lowest": ("18..x", "after number: stands '18..x', expected LOW..HIGH"),
+        "age: unit": ("often", "'often' is no unit, expected STEP from START"),
+        "age: numbers": ("yes", "'yes' does not say which"),
+        "age: what a missing cell is": ("impute x", "'impute x' is no rule, expected drop"),
+        "Prior sd": ("none", "'none' is no number from 1e-06 to 1e+06"),
+        "reach the server": ("example.org", "'example.org' is no HOST:PORT"),
+    }
+    right = {
+        "Sites": "north,south",
+        "A site's file": file,
+        "to suggest types and levels": "no",
+        "Formula": "died ~ age",
+        "bound on the records": "900",
+        "Are cells": "yes",
+        "age: what": "number",
+        "age: lowest": "18..100",
+        "age: what a missing cell is": "drop",
+    }
+    with terminal(tmp_path / "study") as asked:
+        for question, (answer, said) in wrong.items():
+            asked.say(question, answer)
+            told = asked.say(question, right.get(question, ""))
+            error = next(line for line in told.splitlines() if line.startswith("Error: "))
+            assert said in error
+            # Names of columns are the one thing that a flag alone can give.
+            assert not re.search("(?<![a-z])--[a-z]", error.replace("--columns age,sex", "")), error
+        asked.say("Enter writes the study", "")
+        asked.until("next: fedvi check")
+
+
 def test_the_prior_is_asked_for_with_the_unit_of_each_number(tmp_path: Path) -> None:
     """Of a response nothing is said: it has no coefficient."""
     given = ["--kind", "linear", "--clients", "a,b", "--protection", "none", "--name", "trial"]
@@ -394,6 +449,45 @@ def test_the_prior_is_asked_for_with_the_unit_of_each_number(tmp_path: Path) -> 
             "Prior sd of a coefficient, for one unit of its column (age per 41, bmi per 5)", ""
         )
         assert "STATE ME" not in asked.until("Enter writes the study")
+
+
+def test_codes_of_levels_get_words_for_tables(tmp_path: Path) -> None:
+    rows = "".join(f"{'acfy'[i % 4]},{i % 5},{'nyu'[i % 3]},{i % 2}\n" for i in range(120))
+    file = tmp_path / "north.csv"
+    file.write_text("odor,ring,bruised,died\n" + rows)
+    with terminal(tmp_path / "study", "--from", file, *SETTLED) as asked:
+        asked.say("to suggest types and levels", "")
+        asked.say("Are cells of covariates missing", "yes")
+        asked.say("odor: what it may hold", "")
+        asked.say("odor: words for its levels a, c, f, y, in this order", "?")
+        said = asked.say("odor: words for its levels", "almond,sharp")
+        assert "tables and reports have the words" in said
+        said = asked.say("odor: words for its levels", "almond,sharp,foul,foul")
+        assert (
+            "Error: 'almond,sharp' is no list of 4 words, expected one for each of a, c, f, y"
+            in said
+        )
+        asked.say("odor: what a missing cell is", "impute y")  # by its code
+        # Said at once, with one level that no cell is; words are no cells of the file.
+        asked.say(
+            "ring: 5 different whole numbers", "level:0=none,1=one,2=two,3=more,4=more,5=more"
+        )
+        assert "no cell of the file is 5. If" in asked.say("ring: what a missing cell is", "")
+        asked.say("bruised: what it may hold", "")
+        asked.say("bruised: words for its levels n, u, y", "none")
+        asked.say("bruised: what a missing cell is", "")
+        asked.say("Enter writes the study", "")
+        asked.until("next: fedvi check")
+    schema = tomllib.loads((tmp_path / "study" / "study.toml").read_text())["data"]["schema"]
+    assert schema["odor"] == {
+        "type": "level",
+        "levels": ["almond", "sharp", "foul"],
+        "codes": {"a": "almond", "c": "sharp", "f": "foul", "y": "foul"},
+        "missing": {"impute": "foul"},
+    }
+    assert schema["ring"]["levels"] == ["none", "one", "two", "more"]
+    assert schema["ring"]["codes"]["4"] == "more"
+    assert "codes" not in schema["bruised"]
 
 
 def test_a_rare_reference_is_told_of_where_the_levels_are_confirmed(tmp_path: Path) -> None:

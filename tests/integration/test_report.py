@@ -765,6 +765,25 @@ def test_no_heading_is_printed_without_what_it_is_of_and_no_note_without_its_tab
         assert not any(leaf.lstrip("• ").startswith(note[:30]) for leaf in leaves), note
 
 
+@pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs poppler's pdftotext")
+def test_a_command_is_printed_beside_what_it_prints_wherever_it_comes_to_stand(
+    page: "Page", private: Path, tmp_path: Path
+) -> None:
+    page.goto((private / "report" / "report.html").as_uri())
+    lines = page.locator("section[aria-labelledby=check] p").all_text_contents()
+    for _ in range(6):  # each time 4 cm further down: of a page that has 26, somewhere else
+        page.evaluate(
+            "document.querySelector('section[aria-labelledby=check]').insertAdjacentHTML("
+            "'beforebegin', '<div style=\"height: 4cm; break-inside: avoid\"></div>')"
+        )
+        (tmp_path / "report.pdf").write_bytes(page.pdf(prefer_css_page_size=True))
+        text = subprocess.run(
+            ["pdftotext", tmp_path / "report.pdf", "-"], check=True, capture_output=True, text=True
+        ).stdout
+        leaves = [" ".join(leaf.split()) for leaf in text.split("\f")]
+        assert any(lines[0][:40] in leaf and lines[-1][-40:] in leaf for leaf in leaves)
+
+
 # A server's folder
 
 

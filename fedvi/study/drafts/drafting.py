@@ -26,14 +26,10 @@ __all__ = [
     "PRIOR_SCALE",
     "Answers",
     "Draft",
-    "cell_of",
-    "cells_of",
     "default_delta",
     "draft",
     "model_of",
     "offered",
-    "parse_column",
-    "parse_setting",
     "prior_in_words",
     "response_types",
     "variables",
@@ -134,12 +130,12 @@ def model_of(kind: str) -> Accepted:
     if ":" in kind:
         factories.find("model", kind, models)  # raises if the module is wrong
         raise errors.ConfigError(
-            f"--kind is {kind!r}, which does not say what it is of, expected a class with `accepts`",
+            f"{kind!r} does not say what it is of, expected a class with `accepts`",
             "an outcome of your own says so, see docs/add/model.md; of a NumPyro model, or of whole "
             "records, write study.toml by hand",
         )
     raise errors.ConfigError(
-        f"--kind is {kind!r}, expected one of {', '.join(ACCEPTED)}, or an outcome of your own",
+        f"{kind!r} is no kind of model, expected one of {', '.join(ACCEPTED)}, or an outcome of your own",
         errors.did_you_mean(kind, ACCEPTED) + '; write "module:Class" for one of your own',
     )
 
@@ -391,6 +387,10 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
     elif kind == "level":
         if "levels" in table:
             lines.append(_line("levels", table["levels"], "the first is the reference"))
+            if "codes" in table:
+                lines.append(
+                    _line("codes", table["codes"], "cells of the files, and what they mean")
+                )
         else:
             missing.append(f"{path}.levels")
             lines.append(_line("levels", [], "STATE ME: all that may occur, the reference first"))
@@ -466,106 +466,6 @@ def response_types(kind: str, formula: str) -> dict[str, str]:
     types = model_of(kind).columns
     left = variables(formula.partition("~")[0])
     return {name: types[min(index, len(types) - 1)] for index, name in enumerate(left)}
-
-
-_TYPES = ("binary", "count", "level", "number")
-# Between commas; one that has a comma stands in quotes.
-_LEVELS = re.compile(r'\s*"([^"]*)"\s*(?=,|$)|([^,]+)')
-_SPELLINGS = (
-    "write NAME=number:LOW..HIGH, NAME=count:LOW..HIGH, NAME=level:FIRST,SECOND or "
-    "NAME=binary:TRUE/FALSE; what follows the colon may be left out, and stated in the file"
-)
-
-
-def parse_column(text: str) -> tuple[str, dict[str, Any]]:
-    """Reads a value of ``--column``; its bounds are checked with the schema.
-
-    Raises:
-      ConfigError: it has no name, no known type, or wrong details for the type.
-
-    >>> parse_column("age=number:18..100")
-    ('age', {'type': 'number', 'bounds': [18, 100]})
-    >>> parse_column("ill=binary:1,2,yes/0")
-    ('ill', {'type': 'binary', 'true': [1, 2, 'yes'], 'false': [0]})
-    >>> parse_column('stage=level:I, "II, late"')
-    ('stage', {'type': 'level', 'levels': ['I', 'II, late']})
-    """
-    name, equals, rest = text.partition("=")
-    kind, colon, detail = rest.strip().partition(":")
-    name, kind = name.strip(), kind.strip()
-    if not equals or not name:
-        raise errors.ConfigError(f"--column is {text!r}, expected NAME=TYPE", _SPELLINGS)
-    if kind not in _TYPES:
-        raise errors.ConfigError(
-            f"--column {name}: the type is {kind!r}, expected one of {', '.join(_TYPES)}",
-            f"{errors.did_you_mean(kind, _TYPES)}; {_SPELLINGS}",
-        )
-    return name, {"type": kind} | (_detail(name, kind, detail) if colon else {})
-
-
-def cells_of(table: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the listed cells of a column's declaration, without names of columns.
-
-    >>> sorted(cells_of({"type": "binary", "true": ["m", 1], "false": ["f"]}))
-    ['1', 'f', 'm']
-    """
-    listed = (table.get(key, []) for key in ("true", "false", "levels"))
-    return frozenset(str(cell) for cells in listed for cell in cells)
-
-
-def _detail(name: str, kind: str, text: str) -> dict[str, Any]:
-    if kind == "level":
-        items = ("".join(parts).strip() for parts in _LEVELS.findall(text))
-        return {"levels": [item for item in items if item]}
-    parts = [item.strip() for item in text.split("/" if kind == "binary" else "..")]
-    if kind == "binary" and len(parts) == 2 and all(parts):
-        true, false = ([cell_of(cell.strip()) for cell in part.split(",")] for part in parts)
-        return {"true": true, "false": false}
-    if kind != "binary" and len(parts) == 2:
-        try:
-            return {"bounds": [_number(part) for part in parts]}
-        except ValueError:
-            pass
-    expected = "TRUE/FALSE, cells that mean it" if kind == "binary" else "LOW..HIGH, two numbers"
-    raise errors.ConfigError(
-        f"--column {name}: after {kind}: stands {text!r}, expected {expected}", _SPELLINGS
-    )
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Reads a value of ``--setting`` for ``[model]``: a number, or for ``cuts`` a list of numbers.
-
-    Raises:
-      ConfigError: it is not KEY=NUMBER.
-
-    >>> parse_setting("cuts=30,90"), parse_setting("dispersion=0.5")
-    (('cuts', [30, 90]), ('dispersion', 0.5))
-    """
-    key, equals, rest = text.partition("=")
-    key = key.strip()
-    try:
-        numbers = [_number(item) for item in rest.split(",")]
-    except ValueError:
-        numbers = []
-    if not equals or not key or not numbers:
-        raise errors.ConfigError(
-            f"--setting is {text!r}, expected KEY=NUMBER, or several numbers between commas",
-            "write, for example, --setting cuts=30,90,365",
-        )
-    return key, numbers if key == "cuts" or len(numbers) > 1 else numbers[0]
-
-
-def _number(text: str) -> int | float:
-    try:
-        whole = int(text)
-    except ValueError:
-        return float(text)
-    return whole if abs(whole) < 2**63 else float(text)  # as TOML has it
-
-
-def cell_of(text: str) -> int | str:
-    """Reads a cell as a study writes it: a whole number, or a text."""
-    return int(text) if re.fullmatch(r"-?\d{1,9}", text) else text
 
 
 def default_delta(max_records: int | None) -> float:

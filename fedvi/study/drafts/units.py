@@ -21,11 +21,10 @@ _UNIT = re.compile(
 )
 
 
-def parse_unit(name: str, text: str, bounds: Sequence[float] | None = None) -> dict[str, Any]:
-    """Reads a value of ``--per``: a step, what it is counted in, and where it starts.
+def parse_unit(text: str, bounds: Sequence[float] | None = None) -> dict[str, Any]:
+    """Reads what one unit is: a step, what it is counted in, and where it starts.
 
     Args:
-      name: of the column.
       text: STEP WORD from START, or STEP from START WORD; the word may be left out. With bounds the start
         may be, too: it is then a round number near their middle.
       bounds: of the column, if they are known; the start lies within, and the step is at most their width.
@@ -33,14 +32,14 @@ def parse_unit(name: str, text: str, bounds: Sequence[float] | None = None) -> d
     Raises:
       ConfigError: it is no such text, its step is not above 0, or it does not suit the bounds.
 
-    >>> parse_unit("age", "10 years from 60"), parse_unit("age", "10 from 60 years")
+    >>> parse_unit("10 years from 60"), parse_unit("10 from 60 years")
     ({'center': 60.0, 'scale': 10.0, 'unit': 'years'}, {'center': 60.0, 'scale': 10.0, 'unit': 'years'})
-    >>> parse_unit("dose", "0.5", (0, 4))
+    >>> parse_unit("0.5", (0, 4))
     {'center': 2.0, 'scale': 0.5}
     """
 
     def refuse(what: str, hint: str) -> NoReturn:
-        raise errors.ConfigError(f"--per {name}: {text!r} {what}", hint)
+        raise errors.ConfigError(f"{text!r} {what}", hint)
 
     such_as = "such as 10 from 60, or 10 years from 60"
     middle: float | None = None

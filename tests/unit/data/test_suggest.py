@@ -25,6 +25,7 @@ def seen(path: Path) -> tuple[Guess, ...]:
         (["no", "unknown"], None, None),  # the other answer may be in another site's file
         (["III", "I", "II"], None, "level:I,II,III"),
         (["a,b", "c", "d"], None, 'level:"a,b",c,d'),
+        (["a=b", "c", "d"], None, 'level:"a=b",c,d'),
         (['a"b', "c", "d"], None, "level"),  # cannot be spelt
         (["1", "0"], "level", "level:0,1"),  # the model's type goes before the looks
         (["m", "f"], "number", "number"),
