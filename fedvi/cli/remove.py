@@ -32,7 +32,8 @@ def remove(
     The client gets no more tasks. An answer that it still sends is charged and not used. What it was
     charged stays charged: its releases have been seen. The others get the new posterior with their next
     task. Do not remove a client that may come back: if the study has a deadline, the run goes on without
-    it by itself.
+    it by itself. A study that publishes sums alone keeps no client's part: with masks that sites may miss,
+    it can begin without a client that is removed before all have agreed on keys; later it refuses.
 
     STATE and --server are those of `fedvi status`.
 

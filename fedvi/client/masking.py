@@ -206,7 +206,7 @@ class Masking:
         sealed: list[bytes] = []
         held = ratcheted(held, task.visit)
         if self._form.opens:
-            terms = self._form.terms(held.set_up)
+            terms = self._terms(held)
             held, sealed = opening.begun(terms, self._client, held, task.visit, digest)
         elif self._signer.lasting:
             # There will be no certificate that says which task was answered.
@@ -222,9 +222,9 @@ class Masking:
             raise errors.PrivacyError(
                 f"the answer to task {task.task_id!r} holds numbers too large to be added up"
             )
-        keys = {name: pairs.mask_key(held.secrets[name], digest) for name in self._others}
-        behind = [keys[name] for name in self._form.clients[self._own + 1 :]]
-        before = [keys[name] for name in self._form.clients[: self._own]]
+        keys = {name: pairs.mask_key(secret, digest) for name, secret in held.secrets.items()}
+        behind = [keys[name] for name in self._form.clients[self._own + 1 :] if name in keys]
+        before = [keys[name] for name in self._form.clients[: self._own] if name in keys]
         behind += [top_up.self_mask_key(held.seed)] if sealed else []
         words = masks.mask(numbers.astype(np.int64), behind, before, self._form.bits)
         content = words.astype(f"<u{self._form.bits // 8}").tobytes()
@@ -250,7 +250,7 @@ class Masking:
                 return reply
             held = self._held
             assert held is not None
-            terms, sealed = self._form.terms(held.set_up), self._sealed(held)
+            terms, sealed = self._terms(held), self._sealed(held)
             if len(reply.parts) == 1:
                 named = reply.parts[0].decode(errors="replace")
                 held, content = opening.signature(terms, self._client, held, sealed, named)
@@ -267,6 +267,11 @@ class Masking:
             "its state may be damaged: look into its log",
         )
 
+    def _terms(self, held: Held) -> Terms:
+        there = (self._client, *held.secrets)
+        absent = tuple(name for name in self._form.clients if name not in there)
+        return self._form.terms(held.set_up)._replace(absent=absent)
+
     def _sealed(self, held: Held) -> str | None:
         """Returns, from the ledger, the digest of this site's answer in its last round."""
         ledger, visit = self._store.ledger, held.turn and held.turn.visit
@@ -278,10 +283,6 @@ class Masking:
     def opens(self) -> bool:
         """Whether a round may be summed without some sites."""
         return self._form.opens
-
-    @property
-    def _others(self) -> tuple[str, ...]:
-        return tuple(name for name in self._form.clients if name != self._client)
 
     def _part(self, stage: int) -> bytes:
         """Returns the part that this site posts: the same bytes at each call."""
@@ -337,29 +338,41 @@ class Masking:
             # The keys were checked before; the certificates may have expired since.
             self._check_roster(held.roster)
             return
-        self._members = tuple(map(self._member, self._form.clients, signed))
+        # An empty part is of a site that is not there; without some sites only `opens` can sum a round.
+        there = zip(self._form.clients, signed, strict=True)
+        self._members = tuple(self._member(*one) for one in there if one[1] or not self._form.opens)
+        self._check_enough()
         set_up = pairs.set_up_digest(self._form.study_digest, self._members)
         roster = pairs.roster_digest(self._members)
         self._check_roster(roster)
         if held.set_up:
             return
         assert held.keys is not None
-        own = self._members[self._own]
-        keys = held.keys.opened()
-        made = [pairs.offer(keys, own, m, set_up) for m in self._members[self._own + 1 :]]
-        names = self._form.clients[self._own + 1 :]
+        own = next(m for m in self._members if m.name == self._client)
+        keys, later = held.keys.opened(), self._form.clients[self._own + 1 :]
+        made = {m.name: pairs.offer(keys, own, m, set_up) for m in self._members if m.name in later}
+        offers = (made[n].content if n in made else bytes(pairs.OFFER_BYTES) for n in later)
         self._tell(roster)
         self._save(
             held._replace(
                 board=board,
-                offers=b"".join(offered.content for offered in made) or b"\0",
+                offers=b"".join(offers) or b"\0",
                 set_up=set_up.hex(),
                 roster=roster,
-                secrets={n: offered.secret for n, offered in zip(names, made, strict=True)},
+                secrets={name: offered.secret for name, offered in made.items()},
                 vouchers={m.name: m.ed25519 for m in self._members if m.ed25519},
             ),
             (BOARD, signed_keys.board([*signed])) if self._signer.lasting else None,
         )
+
+    def _check_enough(self) -> None:
+        terms, count = self._form.terms(""), len(self._members)
+        least = max(terms.threshold, terms.least)
+        if count < least:
+            raise errors.ProtocolError(
+                f"the server shows keys of {count} of {len(terms.clients)} sites, expected {least} or more",
+                "with fewer no sum could be opened; no answer was masked, and none left",
+            )
 
     def _check_roster(self, roster: str) -> None:
         if self._pinned not in (None, roster):
@@ -374,10 +387,14 @@ class Masking:
         assert held is not None
         if held.keys is None:
             return
-        own, set_up = self._members[self._own], bytes.fromhex(held.set_up)
-        before = zip(self._members[: self._own], offers[: self._own], strict=True)
-        keys = held.keys.opened()
-        found = {m.name: pairs.accept(keys, own, m, set_up, content) for m, content in before}
+        members, set_up = {m.name: m for m in self._members}, bytes.fromhex(held.set_up)
+        own, keys = members[self._client], held.keys.opened()
+        shown = zip(self._form.clients[: self._own], offers[: self._own], strict=True)
+        found = {
+            name: pairs.accept(keys, own, members[name], set_up, content)
+            for name, content in shown
+            if name in members
+        }
         self._save(held._replace(keys=None, secrets={**held.secrets, **found}))
 
     def _member(self, name: str, signed: bytes) -> Member:

@@ -38,14 +38,15 @@ def begun(terms: Terms, own: str, held: Held, visit: int, task: bytes) -> tuple[
       task: digest of the task.
 
     Returns:
-      The keys to store, and a sealed share for each site, in the order of the study; zeros for itself.
+      The keys to store, and a sealed share for each site, in the order of the study; zeros for itself, and
+      for sites that the study began without.
     """
     seed = secrets.token_bytes(shares.SECRET_BYTES)
     made = shares.split(seed, terms.threshold, len(terms.clients))
     sealed = [
-        bytes(shares.SEALED_BYTES)
-        if other == own
-        else shares.seal(pairs.share_key(held.secrets[other], task, own), share)
+        shares.seal(pairs.share_key(held.secrets[other], task, own), share)
+        if other in held.secrets
+        else bytes(shares.SEALED_BYTES)
         for other, share in zip(terms.clients, made, strict=True)
     ]
     return held._replace(turn=Turn(visit, task.hex()), seed=seed, opening=b""), sealed
@@ -134,7 +135,7 @@ def opened(
         opening = b"".join(
             (
                 top_up.self_mask_key(held.seed),
-                *(pairs.mask_key(held.secrets[name], task) for name in outside),
+                *(pairs.mask_key(held.secrets[n], task) for n in outside if n in held.secrets),
                 *(key for _, key in top_up.layer_keys(held.seed, unneeded)),
             )
         )

@@ -59,6 +59,7 @@ class Terms(NamedTuple):
       clients: all sites, in the order of the study.
       colluding: t, how many sites may work with the server.
       least: k_min, the least number of answers in a sum that is opened.
+      absent: the sites that the study began without: they have no keys, and are in no set.
     """
 
     study_digest: str
@@ -66,6 +67,7 @@ class Terms(NamedTuple):
     clients: tuple[str, ...]
     colluding: int
     least: int
+    absent: tuple[str, ...] = ()
 
     @property
     def threshold(self) -> int:
@@ -186,6 +188,11 @@ def _checked(terms: Terms, own: str, turn: Turn, sealed: str | None, text: str) 
             f"the set of sites to be opened is of round {found.visit}, and this site's last answer is of "
             f"round {turn.visit}",
             "a set of another round opens nothing of this one",
+        )
+    if absent := set(found.clients) & set(terms.absent):
+        raise errors.ProtocolError(
+            f"the set of round {turn.visit} names {sorted(absent)[0]!r}, which this study began without",
+            "no answer of that site can be masked, and it hides nobody's; " + _NOTHING,
         )
     if own not in found.clients:
         raise errors.ProtocolError(

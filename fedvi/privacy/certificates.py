@@ -67,6 +67,7 @@ def read(content: bytes) -> Certificate:
             clients,
             _one(int, told["colluding"]),
             _one(int, told["least"]),
+            tuple(_one(str, name) for name in told.get("absent", ())),
         )
         keys, signatures = (
             {

@@ -100,9 +100,9 @@ def _roster(
     if len(parts) != len(terms.clients):
         raise errors.PrivacyError(f"there are {len(parts)}, expected {len(terms.clients)}")
     signer = Kept(authority)
+    there = [(n, part) for n, part in zip(terms.clients, parts, strict=True) if part]
     members = [
-        signed_keys.member(terms.study_digest, name, part, True, signer)
-        for name, part in zip(terms.clients, parts, strict=True)
+        signed_keys.member(terms.study_digest, name, part, True, signer) for name, part in there
     ]
     # All that was signed rests on this digest, and each site signed it with every set.
     if pairs.set_up_digest(terms.study_digest, members).hex() != terms.set_up:

@@ -50,6 +50,7 @@ def _plans_made_once() -> Iterator[None]:
 def played(
     root: Path,
     least: int | None = None,
+    without: str = "",
     way: Callable[[Consortium, str, Link], Link] = lambda consortium, name, link: link,
 ) -> Path:
     """Plays a study; leaves it, its posterior, its transcript and the sites' stores in ``root``."""
@@ -68,7 +69,9 @@ def played(
     def wrapped(name: str) -> Callable[[Link], Link]:
         return lambda link: way(consortium, name, link)
 
-    workers = {name: consortium.worker(name, wrapped(name)) for name in NAMES}
+    if without:
+        consortium.coordinator.remove(without)
+    workers = {name: consortium.worker(name, wrapped(name)) for name in NAMES if name != without}
     for _ in range(80):
         for worker in workers.values():
             with contextlib.suppress(Gone):
@@ -99,7 +102,7 @@ def gone_in_round_1(consortium: Consortium, name: str, link: Link) -> Link:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Sums of four sites, of four of which one did not open, of three, and of four."""
-    return played(tmp_path_factory.mktemp("missing"), 3, gone_in_round_1)
+    return played(tmp_path_factory.mktemp("missing"), 3, way=gone_in_round_1)
 
 
 @pytest.fixture(scope="module")
@@ -153,12 +156,25 @@ def test_rounds_that_were_given_up_are_followed(tmp_path: Path) -> None:
 
         return Lying(link, request=request)
 
-    root = played(tmp_path, 3, way)
+    root = played(tmp_path, 3, way=way)
     code, told, said = verified(root, "north")
     assert code == 0, said
     assert told["transcript"] == {"rounds": 4, "folded": 3}
     assert "1 more rounds were given up" in said
     assert told["ledgers"][0]["in_transcript"] == 3
+
+
+@pytest.mark.parametrize("without", ["north", "west"])
+def test_a_run_that_began_without_a_site_is_recomputed(tmp_path: Path, without: str) -> None:
+    root = played(tmp_path, 3, without)
+    for name in NAMES:
+        code, told, said = verified(root, name)
+        assert code == 0, said
+        count = 0 if name == without else 4
+        assert told["ledgers"][0]["in_transcript"] == count
+        assert len(told["ledgers"][0]["certified"]) == count
+    ca = ["--ca", root / "authority" / "ca.pem"]
+    assert fedvi("ledger", "verify", root / "east", *ca).exit_code == 0
 
 
 def rewritten(root: Path, tmp_path: Path, visit: int, change: Callable[[Any], None]) -> Path:

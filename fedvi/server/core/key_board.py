@@ -3,16 +3,30 @@
     stage 1   each site's signed public keys            ─► all of them, to every site
     stage 2   each site's offers to the sites after it  ─► to each site, the offers made to it
 
+A site that is removed, or revoked, before stage 1 is complete has empty parts: the study begins without it.
+
 Sites do not trust the server here: they check signatures and tags, and a forged part stops the run.
 """
 
 from fedvi import errors
 from fedvi.federation.messages import KeyPart, Wait
+from fedvi.privacy import agreement
 from fedvi.privacy.pairs import OFFER_BYTES
-from fedvi.server.core import openings
-from fedvi.server.core.state import ServerSpec, ServerState
+from fedvi.server.core import kept, openings
+from fedvi.server.core.state import REMOVED, REVOKED, ServerSpec, ServerState, Update
 
-__all__ = ["STAGES", "boards", "is_ready", "parts", "post", "stage", "standing", "wanted"]
+__all__ = [
+    "STAGES",
+    "boards",
+    "can_do_without",
+    "is_ready",
+    "parts",
+    "post",
+    "settled",
+    "stage",
+    "standing",
+    "wanted",
+]
 
 STAGES = (1, 2)
 
@@ -85,8 +99,50 @@ def post(
     key = f"{part.stage}/{name}"
     if part.content and state.keys.get(key) != part.content:
         _check(spec, state, name, part)
-        state = state._replace(keys={**state.keys, key: part.content})
+        state = settled(spec, state._replace(keys={**state.keys, key: part.content}))
     return state, Wait(parts(spec, state, name, part.stage))
+
+
+def can_do_without(spec: ServerSpec, state: ServerState, name: str) -> bool:
+    """Whether a study may still begin without a site: nobody has seen any keys, and enough are left."""
+    gone = {name, *(other for other in spec.clients if state.away.get(other) == REMOVED)}
+    return (
+        openings.opens(spec)
+        and stage(state) == 0
+        and len(spec.clients) - len(gone) >= _fewest(spec)
+    )
+
+
+def settled(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Completes stage 1 without sites that were removed or revoked, once all others have posted.
+
+    They are removed for good, since they can never be given keys. What one of them posted is dropped at
+    once: before the stage is complete nobody has seen it.
+    """
+    if not openings.opens(spec) or stage(state) > 0:
+        return state
+    gone = [name for name in spec.clients if state.away.get(name) in (REMOVED, REVOKED)]
+    if not gone:
+        return state
+    own = {f"{STAGES[0]}/{name}" for name in gone}
+    if own & state.keys.keys():
+        state = state._replace(keys={k: part for k, part in state.keys.items() if k not in own})
+    waited = [n for n in spec.clients if n not in gone and f"{STAGES[0]}/{n}" not in state.keys]
+    if waited or len(spec.clients) - len(gone) < _fewest(spec):
+        return state
+    blank = {f"{number}/{name}": b"" for name in gone for number in STAGES}
+    new = tuple(name for name in gone if state.away[name] == REVOKED)
+    if new:
+        update = Update(state.version, (), (), 1.0, 0, None, removed=new)
+        away = kept.put_all(state.away, dict.fromkeys(new, REMOVED))
+        state = state._replace(away=away, history=(*state.history, update))
+    return state._replace(keys={**state.keys, **blank})
+
+
+def _fewest(spec: ServerSpec) -> int:
+    sums = spec.gathering.sums
+    needed = agreement.threshold(len(spec.clients), sums.colluding)
+    return max(needed, sums.least_reporting, spec.patience.quorum)
 
 
 def _check(spec: ServerSpec, state: ServerState, name: str, part: KeyPart) -> None:

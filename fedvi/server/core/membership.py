@@ -4,7 +4,7 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.federation import fold as folding
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.core import kept
+from fedvi.server.core import kept, key_board
 from fedvi.server.core.fold_sizes import strictly
 from fedvi.server.core.state import (
     OVER,
@@ -38,7 +38,8 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
     Schedules no longer see the client, and it gets no task. An answer to the task that it holds is
     recorded in its ledger and not folded; an answer that waits is dropped. All that it was charged stays
     charged. Where the server computes a posterior from noisy factors, it recomputes that from the other
-    clients' factors alone. Removing a client again changes nothing.
+    clients' factors alone. Removing a client again changes nothing. With masked sums that sites may miss, a
+    client can be removed before keys are agreed on: the study begins without it.
 
     If the likelihood is Gaussian in θ, the result is at once the posterior of the other records. Otherwise
     the other factors, which were fitted beside this one, adapt as their clients answer again. Removal
@@ -61,7 +62,8 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
         )
     if is_removed(state, name):
         return state
-    if spec.gather is not None:
+    before = spec.gather is not None and key_board.can_do_without(spec, state, name)
+    if spec.gather is not None and not before:
         raise errors.ConfigError(
             f"client {name!r} cannot be divided out: the study publishes sums over clients alone "
             '(privacy.view = "aggregate"), and keeps no client\'s factor',
@@ -82,6 +84,11 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
             "the study's quorum",
             "stop the run, and start a study with other clients or a smaller schedule.quorum",
         )
+    if before:
+        update = Update(state.version, (), (), 1.0, 0, None, removed=(name,))
+        away = kept.put(state.away, name, REMOVED)
+        state = state._replace(away=away, history=(*state.history, update))
+        return settle(spec, key_board.settled(spec, state), now)
     what = f"the run without client {name!r}"
     with strictly(f"{what} cannot be computed"):
         state = _without(spec, state, name)

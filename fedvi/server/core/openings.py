@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 _SIGNED, _OPENED = CLOSING
-_SET, _CERTIFIED, _SHARES = "set", "certified", "shares/"
+_SET, _CERTIFIED, _SHARES, _KEYS = "set", "certified", "shares/", "1/"
 _SIGNATURE_BYTES = 64
 
 
@@ -68,11 +68,13 @@ class Shown(NamedTuple):
       named: the text of the set.
       sealed: site → the sealed shares of its answer.
       openings: site → its opening.
+      absent: the sites that the study began without.
     """
 
     named: str
     sealed: Mapping[str, bytes]
     openings: Mapping[str, bytes]
+    absent: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         return "Shown()"
@@ -131,13 +133,15 @@ def shown(state: ServerState) -> Shown:
         keys = state.keys.items()
         return {key.removeprefix(start): part for key, part in keys if key.startswith(start)}
 
-    return Shown(state.keys.get(_SET, b"").decode(), of(_SHARES), of(f"{_OPENED}/"))
+    named = state.keys.get(_SET, b"").decode()
+    return Shown(named, of(_SHARES), of(f"{_OPENED}/"), _absent(state))
 
 
 def restored(state: ServerState, messages: Shown) -> ServerState:
     """Returns a state whose round can be read by ``streams``, from ``shown`` of it."""
     keys = {_SHARES + name: part for name, part in messages.sealed.items()}
     keys |= {f"{_OPENED}/{name}": part for name, part in messages.openings.items()}
+    keys |= {f"{_KEYS}{name}": b"" for name in messages.absent}
     return state._replace(keys=keys | {_SET: messages.named.encode(), _CERTIFIED: b"1"})
 
 
@@ -219,7 +223,8 @@ def post(spec: ServerSpec, state: ServerState, client: str, part: KeyPart) -> Se
         outside = len(spec.clients) - len(inside)
         length = shares.SECRET_BYTES + (len(inside) - 1) * shares.SHARE_BYTES
         if outside:
-            length = KEY_BYTES * (1 + outside + len(_surplus(spec, outside)))
+            masked = outside - len(_absent(state))
+            length = KEY_BYTES * (1 + masked + len(_surplus(spec, outside)))
     if len(part.content) != length:
         raise errors.ProtocolError(
             f"client {client!r} sent {len(part.content)} bytes to open a sum, expected {length}"
@@ -239,6 +244,7 @@ def streams(spec: ServerSpec, state: ServerState) -> Streams:
     """
     inside, order = _named(state).clients, spec.clients.index
     outside = [name for name in spec.clients if name not in inside]
+    masked = [name for name in outside if name not in _absent(state)]
     sent = {n: state.keys[f"{_OPENED}/{n}"] for n in inside if f"{_OPENED}/{n}" in state.keys}
     layers = _surplus(spec, len(outside))
     added: list[bytes] = []
@@ -253,9 +259,9 @@ def streams(spec: ServerSpec, state: ServerState) -> Streams:
     for name, opening in sent.items():
         own, *keys = (opening[at : at + KEY_BYTES] for at in range(0, len(opening), KEY_BYTES))
         added.append(own)
-        for other, key in zip(outside, keys, strict=False):
+        for other, key in zip(masked, keys, strict=False):
             (added if order(other) > order(name) else subtracted).append(key)
-        surplus += zip(layers, keys[len(outside) :], strict=True)
+        surplus += zip(layers, keys[len(masked) :], strict=True)
     return Streams(tuple(added), tuple(subtracted), tuple(surplus))
 
 
@@ -275,6 +281,12 @@ def _surplus(spec: ServerSpec, missing: int) -> range:
     """Returns the numbers of the layers of noise that a sum without so many sites no longer needs."""
     layers = spec.gathering.top_up
     return range(layers.kept(missing), len(layers.layers))
+
+
+def _absent(state: ServerState) -> tuple[str, ...]:
+    """Returns the sites that the study began without: their keys are empty, see ``key_board``."""
+    found = (key for key, part in state.keys.items() if key.startswith(_KEYS) and not part)
+    return tuple(key.removeprefix(_KEYS) for key in found)
 
 
 def _threshold(spec: ServerSpec) -> int:

@@ -208,7 +208,8 @@ def revoke(spec: ServerSpec, state: ServerState, names: Collection[str], now: fl
     for name in spec.clients:
         if name in names:
             state = _gone(spec, state, name, REVOKED, now)
-    return state
+    begun = key_board.settled(spec, state)
+    return state if begun is state else settle(spec, begun, now)
 
 
 def check_session(spec: ServerSpec, state: ServerState, client: str, session: str) -> None:

@@ -20,7 +20,7 @@ from fedvi.federation.messages import Tensor
 from fedvi.federation.whole_numbers import MASKED, SHARES
 from fedvi.server.core import openings, sum_rounds
 from fedvi.server.core.openings import Shown
-from fedvi.server.core.state import ServerSpec, ServerState
+from fedvi.server.core.state import ServerSpec, ServerState, present
 from fedvi.store import files
 from fedvi.transport.files import PRIVATE, put
 from fedvi.updates.base import Task
@@ -78,7 +78,7 @@ class Recorder:
             raise errors.ConfigError(
                 f"--transcript is given with the schedule {spec.schedule.name!r}, expected 'synchronous'"
             )
-        over = 0 if state is None else min(state.turns.values())
+        over = 0 if state is None else min(state.turns[name] for name in present(spec, state))
         missing = [visit for visit in range(over) if not _path(folder, visit).is_file()]
         if missing:
             raise errors.ConfigError(
@@ -151,6 +151,7 @@ def _written(spec: ServerSpec, state: ServerState, is_folded: bool) -> bytes:
             "sites": names,
             "named": told.named,
             "opened": [*told.openings],
+            "absent": [*told.absent],
         }
     }
     content["about"] = np.array(json.dumps(content["about"]))
@@ -218,4 +219,5 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Ro
             tensors.append(Tensor(SHARES, "<i4", part.shape, sealed[name]))
         answers[name] = tuple(tensors)
     opened = {name: content[f"opening/{name}"].tobytes() for name in about["opened"]}
-    return Round(True, task, answers, Shown(str(about["named"]), sealed, opened))
+    absent = tuple(str(name) for name in about["absent"])
+    return Round(True, task, answers, Shown(str(about["named"]), sealed, opened, absent))

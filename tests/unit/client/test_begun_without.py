@@ -1,0 +1,182 @@
+"""A study of masked sums that begins without a site which never came."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fedvi import errors
+from fedvi.federation.messages import NextTask, Reply, Request, Wait
+from fedvi.privacy import agreement, certificates
+from fedvi.privacy.agreement import Terms, Turn
+from fedvi.privacy.certificates import Certificate
+from fedvi.server.core import key_board, protocol
+from fedvi.study import build
+from fedvi.study.build import Assembly
+from fedvi.study.config import parse_study
+from fedvi.transport.memory import Link
+from tests.masked import Consortium, Lying, raw
+
+NAMES = ("north", "east", "south", "west", "home")
+
+
+@pytest.fixture(scope="module")
+def assembly() -> Assembly:
+    return build.assemble(parse_study(raw(names=NAMES, least=4, rounds=3)))
+
+
+def play(consortium: Consortium, workers: dict[str, Any], turns: int = 60) -> None:
+    for _ in range(turns):
+        for worker in workers.values():
+            worker.tick()
+        consortium.now += 3.0
+        consortium.coordinator.tick()
+
+
+def revoke(consortium: Consortium, name: str) -> None:
+    consortium.coordinator.revoke([name])
+
+
+def remove(consortium: Consortium, name: str) -> None:
+    consortium.coordinator.remove(name)
+
+
+@pytest.mark.parametrize("leave", [remove, revoke])
+@pytest.mark.parametrize("absent", ["north", "south", "home"])
+@pytest.mark.parametrize("posted", [False, True], ids=["never came", "posted keys"])
+def test_a_study_begins_without_a_site_that_is_removed_or_revoked(
+    assembly: Assembly, leave: Callable[[Consortium, str], None], absent: str, posted: bool
+) -> None:
+    consortium = Consortium(assembly)
+    there = [name for name in NAMES if name != absent]
+    workers = {name: consortium.worker(name) for name in there}
+    if posted:
+        consortium.worker(absent).tick()
+    workers[there[0]].tick()
+    leave(consortium, absent)
+    if leave is remove:
+        # A late one is told.
+        assert consortium.worker(absent).tick() == "done"
+    play(consortium, workers)
+    state = consortium.coordinator.state
+    assert state.status == "completed"
+    assert protocol.is_removed(state, absent)
+    assert [update.removed for update in state.history if update.removed] == [(absent,)]
+    folds = [sorted(update.clients) for update in state.history if update.clients]
+    assert folds == [sorted(there)] * 3
+    assert not any(update.given_up for update in state.history)
+
+
+def test_a_site_may_be_missing_beside_one_that_the_study_began_without() -> None:
+    names = (*NAMES, "away", "near")
+    assembly = build.assemble(parse_study(raw(names=names, least=5, rounds=3)))
+    consortium = Consortium(assembly)
+    workers = {name: consortium.worker(name) for name in names if name != "south"}
+    consortium.coordinator.remove("south")
+    while consortium.coordinator.state.version < 1:
+        play(consortium, workers, 1)
+    del workers["home"]
+    play(consortium, workers)
+    state = consortium.coordinator.state
+    assert state.status == "completed"
+    assert [len(update.clients) for update in state.history if update.clients] == [6, 5, 5]
+    assert not any(update.given_up for update in state.history)
+
+
+def test_it_waits_for_enough_and_cannot_do_without_later(assembly: Assembly) -> None:
+    consortium = Consortium(assembly)
+    consortium.coordinator.remove("west")
+    with pytest.raises(errors.ConfigError, match="cannot be divided out"):
+        consortium.coordinator.remove("home")
+    revoke(consortium, "home")
+    workers = {name: consortium.worker(name) for name in NAMES[:3]}
+    play(consortium, workers, 4)
+    # Three are too few for sums of four: nobody was shown any keys.
+    assert key_board.stage(consortium.coordinator.state) == 0
+    workers["home"] = consortium.worker("home")
+    play(consortium, workers)
+    assert consortium.coordinator.state.status == "completed"
+
+    begun = Consortium(assembly)
+    begun.set_up()
+    with pytest.raises(errors.ConfigError, match="cannot be divided out"):
+        begun.coordinator.remove("west")
+
+
+def test_where_all_must_answer_nobody_is_left_out() -> None:
+    consortium = Consortium(build.assemble(parse_study(raw())))
+    with pytest.raises(errors.ConfigError, match="cannot be divided out"):
+        consortium.coordinator.remove("east")
+    revoke(consortium, "east")
+    assert not protocol.is_removed(consortium.coordinator.state, "east")
+
+
+TERMS = Terms("ab", "cd", NAMES, 1, 4, ("home",))
+
+
+def test_a_set_with_a_site_that_the_study_began_without_is_not_signed() -> None:
+    turn = Turn(0, "ef")
+    for inside in (NAMES, (*NAMES[:3], "home")):
+        text = agreement.Named(0, inside, tuple("x" for _ in inside)).text
+        with pytest.raises(errors.ProtocolError, match="names 'home', which this study began"):
+            agreement.may_sign(TERMS, "north", turn, "x", text)
+        with pytest.raises(errors.ProtocolError, match="names 'home', which this study began"):
+            agreement.may_open(TERMS, "north", turn, "x", text, inside)
+    text = agreement.Named(0, NAMES[:4], ("x",) * 4).text
+    assert agreement.may_sign(TERMS, "north", turn, "x", text).signed == text
+
+
+def lied_to(
+    consortium: Consortium, name: str, lie: Callable[[tuple[bytes, ...]], tuple[bytes, ...]]
+) -> Any:
+    """A worker that is shown other parts of stage 1."""
+
+    def reply(request: Request, honest: Reply) -> Reply:
+        stage = request.part.stage if isinstance(request, NextTask) and request.part else 0
+        if stage == 1 and isinstance(honest, Wait) and honest.parts:
+            return Wait(lie(honest.parts))
+        return honest
+
+    def way(link: Link) -> Link:
+        return Lying(link, reply=reply)
+
+    return consortium.worker(name, way)
+
+
+def test_a_server_that_shows_too_few_sites_is_refused(assembly: Assembly) -> None:
+    consortium = Consortium(assembly)
+    liar = lied_to(consortium, "north", lambda parts: (*parts[:3], b"", b""))
+    workers = {name: consortium.worker(name) for name in NAMES[1:]}
+    liar.tick()
+    for worker in workers.values():
+        worker.tick()
+    with pytest.raises(errors.ProtocolError, match="keys of 3 of 5 sites, expected 4 or more"):
+        liar.tick()
+
+
+def test_a_server_that_leaves_out_a_site_that_is_there_is_refused(assembly: Assembly) -> None:
+    # By the site itself, and by who was shown it: two sites that saw different sites agree on no key.
+    for name, match in (("home", "other keys of this site"), ("north", "to agree on a key")):
+        consortium = Consortium(assembly)
+        workers = {other: consortium.worker(other) for other in NAMES}
+        workers[name] = lied_to(consortium, name, lambda parts: (*parts[:4], b""))
+        found: list[errors.FedviError] = []
+        for _ in range(4):
+            for worker in workers.values():
+                try:
+                    worker.tick()
+                except (errors.ProtocolError, errors.PrivacyError) as error:
+                    found.append(error)
+        assert any(match in error.message for error in found)
+        # Of masks that nobody else makes nothing cancels.
+        assert consortium.coordinator.state.version == 0
+
+
+def test_certificates_of_such_a_study_are_read_again() -> None:
+    held = Certificate(TERMS, 0, "ef", "text", {}, {})
+    assert certificates.read(held.written()).terms == TERMS
+    # Those of an earlier version name no absent sites.
+    content = json.loads(held.written())
+    del content["terms"]["absent"]
+    assert certificates.read(json.dumps(content).encode()).terms.absent == ()
