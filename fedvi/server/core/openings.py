@@ -20,7 +20,7 @@ from fedvi.privacy import agreement, shares, top_up
 from fedvi.privacy.agreement import Named
 from fedvi.privacy.masks import KEY_BYTES
 from fedvi.server.core import kept
-from fedvi.server.core.state import ServerSpec, ServerState
+from fedvi.server.core.state import LEFT, ServerSpec, ServerState
 
 __all__ = [
     "Shown",
@@ -65,12 +65,10 @@ class Shown(NamedTuple):
     """All messages by which the sum of a round was opened; empty where all sites must answer.
 
     Attributes:
-      named: the text of the set.
       sealed: site → the sealed shares of its answer.
       openings: site → its opening.
     """
 
-    named: str
     sealed: Mapping[str, bytes]
     openings: Mapping[str, bytes]
 
@@ -131,14 +129,22 @@ def shown(state: ServerState) -> Shown:
         keys = state.keys.items()
         return {key.removeprefix(start): part for key, part in keys if key.startswith(start)}
 
-    return Shown(state.keys.get(_SET, b"").decode(), of(_SHARES), of(f"{_OPENED}/"))
+    return Shown(of(_SHARES), of(f"{_OPENED}/"))
 
 
-def restored(state: ServerState, messages: Shown) -> ServerState:
-    """Returns a state whose round can be read by ``streams``, from ``shown`` of it."""
+def restored(spec: ServerSpec, state: ServerState, named: Named, messages: Shown) -> ServerState:
+    """Returns a state whose round can be read by ``streams``, from ``shown`` of it.
+
+    Raises:
+      ProtocolError: an opening has an impossible length, or too few sites opened.
+    """
     keys = {_SHARES + name: part for name, part in messages.sealed.items()}
-    keys |= {f"{_OPENED}/{name}": part for name, part in messages.openings.items()}
-    return state._replace(keys=keys | {_SET: messages.named.encode(), _CERTIFIED: b"1"})
+    state = state._replace(keys=keys | {_SET: named.text.encode(), _CERTIFIED: b"1"})
+    for name, part in messages.openings.items():
+        state = post(spec, state, name, KeyPart(_OPENED, part))
+    # No other opening will come.
+    moved(spec, state._replace(away=dict.fromkeys(spec.clients, LEFT)))
+    return state
 
 
 def moved(spec: ServerSpec, state: ServerState) -> ServerState | None:

@@ -6,6 +6,7 @@ It holds what any server of the study sees, and no more: by docs/proofs/secure_s
 than the sums in it. ``results.transcripts`` recomputes the run from it.
 """
 
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -43,12 +44,14 @@ class Round(NamedTuple):
       answers: site → the tensors of its masked answer, in order of arrival; of a round that was given up
         the names alone, without tensors.
       shown: by what its sum was opened.
+      digest: SHA-256 of its file.
     """
 
     is_folded: bool
     task: Task
     answers: Mapping[str, tuple[Tensor, ...]]
     shown: Shown
+    digest: bytes
 
 
 class Recorder:
@@ -63,7 +66,7 @@ class Recorder:
 
     Raises:
       ConfigError: the study has no masked sums, or another schedule than "synchronous"; or rounds of the
-        run so far are not in the folder.
+        run so far are not in the folder, or others are.
       LedgerError: the folder cannot be written.
     """
 
@@ -85,9 +88,20 @@ class Recorder:
                 f"{folder}: round {missing[0]} of the run is not in this transcript",
                 "give --transcript from the first start on, and with the same folder",
             )
+        # A server that was killed may have written the round that goes on now; it may end otherwise.
+        begun = () if state is None else (_path(folder, over),)
+        known = {*begun, *(_path(folder, visit) for visit in range(over))}
+        others = sorted({*folder.glob("*.npz")} - known)
+        if others:
+            raise errors.ConfigError(
+                f"{others[0]} is there, and the run is at round {over}",
+                "a transcript of another run? name another --state, or move that folder away",
+            )
         self._folder, self._spec = folder, spec
         with files.reported(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in begun:
+                path.unlink(missing_ok=True)
 
     def __call__(self, state: ServerState, is_folded: bool) -> None:
         """Writes the current round of a state; returns once it is on the disk.
@@ -107,19 +121,25 @@ def read(folder: Path, spec: ServerSpec) -> Iterator[Round]:
     Raises:
       ConfigError: there is none, a file cannot be read, or it is of another study.
     """
-    paths = sorted(folder.glob("*.npz"))
+    paths = {*folder.glob("*.npz")}
     if not paths:
         raise errors.ConfigError(
             f"{folder} holds no round of a transcript", "`fedvi server --transcript` makes one"
         )
-    for visit, path in enumerate(paths):
-        if path != _path(folder, visit):
+    for visit in range(len(paths)):
+        path = _path(folder, visit)
+        if path not in paths or not path.is_file():
             raise errors.ConfigError(
-                f"{folder}: round {visit} is missing, or {path.name} is none of a transcript's files"
+                f"{folder}: round {visit} is missing: of {len(paths)} rounds, expected {path.name}",
+                "copy the folder again; a transcript has no other files that end in .npz",
             )
         try:
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                found = _read(spec, visit, {name: file[name] for name in file.files})
+            raw = path.read_bytes()
+            with np.load(io.BytesIO(raw), allow_pickle=False) as file:
+                if sum(part.file_size for part in file.zip.infolist()) > len(raw):
+                    raise ValueError("it is compressed, and no server writes it so")
+                content = {name: file[name] for name in file.files}
+            found = _read(spec, visit, content, hashlib.sha256(raw).digest())
         except errors.ConfigError:
             raise
         # A file that somebody changed can raise nearly anything.
@@ -149,7 +169,6 @@ def _written(spec: ServerSpec, state: ServerState, is_folded: bool) -> bytes:
             "damping": task.damping,
             "constant": at and at.constant,
             "sites": names,
-            "named": told.named,
             "opened": [*told.openings],
         }
     }
@@ -174,7 +193,7 @@ def _written(spec: ServerSpec, state: ServerState, is_folded: bool) -> bytes:
     return buffer.getvalue()
 
 
-def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Round:
+def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], digest: bytes) -> Round:
     about = json.loads(str(content["about"]))
     if (about["form"], about["study"], about["visit"]) != (_FORM, spec.study_digest, visit):
         raise errors.ConfigError(
@@ -188,7 +207,7 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Ro
         )
 
     def eta(what: str) -> Any:
-        leaves = (np.asarray(content[f"{what}/{at}"], np.float64) for at in range(len(content)))
+        leaves = (_floats(content[f"{what}/{at}"]) for at in range(len(content)))
         return tree.map_leaves(lambda _: next(leaves), spec.family.zeros())
 
     centred = about["constant"] is not None
@@ -200,15 +219,19 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Ro
         posterior=eta("posterior"),
         factor=eta("factor"),
         damping=float(about["damping"]),
-        coordinates=Coordinates(content["centre"], content["scale"], int(about["constant"]))
+        coordinates=Coordinates(
+            _floats(content["centre"]), _floats(content["scale"]), int(about["constant"])
+        )
         if centred
         else None,
     )
     spec.family.check(task.posterior, f"the task of round {visit}")
     if not is_folded:
-        return Round(False, task, dict.fromkeys(names, ()), Shown("", {}, {}))
+        return Round(False, task, dict.fromkeys(names, ()), Shown({}, {}), digest)
     answers, sealed = {}, {}
     kind = content["words"].dtype.str
+    if kind not in ("<i4", "<i8"):
+        raise ValueError(f"its words have dtype {kind}, expected <i4 or <i8")
     for number, name in enumerate(names):
         words = np.ascontiguousarray(content["words"][number])
         tensors = [Tensor(MASKED, kind, words.shape, words.tobytes())]
@@ -218,4 +241,8 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Ro
             tensors.append(Tensor(SHARES, "<i4", part.shape, sealed[name]))
         answers[name] = tuple(tensors)
     opened = {name: content[f"opening/{name}"].tobytes() for name in about["opened"]}
-    return Round(True, task, answers, Shown(str(about["named"]), sealed, opened))
+    return Round(True, task, answers, Shown(sealed, opened), digest)
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64, casting="safe")
