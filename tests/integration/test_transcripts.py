@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.federation.messages import Request
+from fedvi.federation.messages import Goodbye, Hello, Offer, Reply, Request
+from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import masks
 from fedvi.results import posterior as posteriors
 from fedvi.run import server_plan
@@ -168,6 +169,36 @@ def test_rounds_that_were_given_up_are_followed(tmp_path: Path) -> None:
     assert "given up, as the transcript has it: 1 of the sums that it helped to open" in said
     book = told["ledgers"][0]
     assert (book["in_transcript"], book["given_up_in_transcript"]) == (3, 1)
+
+
+def test_a_round_that_nobody_answered_is_followed(tmp_path: Path) -> None:
+    # In round 1 each site is started again, one after another, and its turn is skipped at once.
+    greetings: dict[str, Hello] = {}
+    left: set[str] = set()
+
+    def way(consortium: Consortium, name: str, link: Link) -> Link:
+        def request(asked: Request) -> Request:
+            if isinstance(asked, Hello):
+                greetings[name] = asked
+            return asked
+
+        def reply(asked: Request, told: Reply) -> Reply:
+            if not isinstance(told, Offer) or told.task.visit != 1 or name in left:
+                return told
+            left.add(name)
+            anchor = ledgers.anchor(consortium.stores[name].ledger)
+            link.handle(Goodbye(name, asked.session))
+            link.handle(greetings[name]._replace(anchor=anchor))
+            return link.handle(asked)
+
+        return Lying(link, reply, request)
+
+    root = played(tmp_path, 3, way)
+    code, told, said = verified(root, "north")
+    assert code == 0, said
+    assert (told["transcript"]["rounds"], told["transcript"]["folded"]) == (4, 3)
+    with np.load(root / "transcript" / "00001.npz") as file:
+        assert json.loads(str(file["about"]))["sites"] == []
 
 
 def rewritten(root: Path, tmp_path: Path, visit: int, change: Callable[[Any], None]) -> Path:

@@ -223,6 +223,13 @@ def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> Ser
     if not absent or there < quorum:
         return state
     turns = kept.put_all(state.turns, {name: state.turns[name] + 1 for name in absent})
+    if (
+        spec.gather is not None
+        and not state.answers
+        and min(turns.values()) > min(state.turns.values())
+    ):
+        # All were skipped, one after another.
+        spec.record(state, False)
     return state._replace(turns=turns, skipped=(*state.skipped, *absent))
 
 

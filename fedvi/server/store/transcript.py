@@ -21,6 +21,7 @@ from fedvi.federation.messages import Tensor
 from fedvi.federation.whole_numbers import MASKED, SHARES
 from fedvi.server.core import openings, sum_rounds
 from fedvi.server.core.openings import Shown
+from fedvi.server.core.protocol import task_of
 from fedvi.server.core.state import ServerSpec, ServerState
 from fedvi.store import files
 from fedvi.transport.files import PRIVATE, put
@@ -42,7 +43,7 @@ class Round(NamedTuple):
       is_folded: whether its sum was folded, and not given up.
       task: what all its sites were asked, under the name of one of them.
       answers: site → the tensors of its masked answer, in order of arrival; of a round that was given up
-        the names alone, without tensors.
+        the names alone, without tensors. Perhaps nobody answered that.
       shown: by what its sum was opened.
       digest: SHA-256 of its file.
     """
@@ -109,8 +110,9 @@ class Recorder:
         Raises:
           LedgerError: it cannot be written.
         """
-        first = state.answers[0].task
-        path, content = _path(self._folder, first.visit), _written(self._spec, state, is_folded)
+        task = _task(self._spec, state)
+        content = _written(self._spec, state, task, is_folded)
+        path = _path(self._folder, task.visit)
         with files.reported(path):
             put(path, content, PRIVATE)
 
@@ -155,8 +157,15 @@ def _path(folder: Path, visit: int) -> Path:
     return folder / f"{visit:05d}.npz"
 
 
-def _written(spec: ServerSpec, state: ServerState, is_folded: bool) -> bytes:
-    gather, task = spec.gathering, state.answers[0].task
+def _task(spec: ServerSpec, state: ServerState) -> Task:
+    """Returns the task of the current round, which perhaps nobody answered."""
+    if state.answers:
+        return state.answers[0].task
+    return task_of(spec, state, spec.clients[0])._replace(visit=min(state.turns.values()))
+
+
+def _written(spec: ServerSpec, state: ServerState, task: Task, is_folded: bool) -> bytes:
+    gather = spec.gathering
     names = [answer.task.client for answer in state.answers]
     at, told = task.coordinates, openings.shown(state)
     content: dict[str, Any] = {
@@ -201,7 +210,7 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], diges
             f"expected study {spec.study_digest:.12}"
         )
     names, is_folded = [str(name) for name in about["sites"]], about["is_folded"] is True
-    if not names or not set(names) <= set(spec.clients) or len(set(names)) < len(names):
+    if not set(names) <= set(spec.clients) or len(set(names)) < len(names):
         raise errors.ConfigError(
             f"round {visit} of the transcript names sites that the study does not have"
         )
@@ -211,9 +220,10 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], diges
         return tree.map_leaves(lambda _: next(leaves), spec.family.zeros())
 
     centred = about["constant"] is not None
+    whose = names[0] if names else spec.clients[0]
     task = Task(
-        task_id=f"{names[0]}/{visit}",
-        client=names[0],
+        task_id=f"{whose}/{visit}",
+        client=whose,
         visit=visit,
         version=int(about["version"]),
         posterior=eta("posterior"),
