@@ -248,7 +248,7 @@ def _problem(kept: _Kept, found: Round, digests: Mapping[str, str]) -> str:
         return f"round {visit} shows an answer of this site, and its ledger sealed none"
     if own and own != kept.sealed[visit]:
         return f"the answer {other} the ledger sealed"
-    opening = found.shown.openings.get(kept.client)
+    opening = found.messages.openings.get(kept.client)
     if visit not in kept.signed:
         if opening is None:
             return ""
@@ -296,7 +296,7 @@ def _folded(spec: ServerSpec, state: ServerState, found: Round, named: Named) ->
         )
     state = state._replace(answers=_answers(spec, found))
     if openings.opens(spec):
-        state = openings.restored(spec, state, named, found.shown)
+        state = openings.restored(spec, state, named, found.messages)
     return turns.sum_folded(spec, gather, state)
 
 

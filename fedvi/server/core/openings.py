@@ -23,19 +23,19 @@ from fedvi.server.core import kept
 from fedvi.server.core.state import LEFT, ServerSpec, ServerState
 
 __all__ = [
-    "Shown",
+    "OpeningMessages",
     "Streams",
     "cleared",
     "is_late",
     "is_waiting",
     "moved",
+    "opening_messages",
     "opens",
     "owing",
     "parts",
     "phase",
     "post",
     "restored",
-    "shown",
     "streams",
     "taken",
 ]
@@ -61,7 +61,7 @@ class Streams(NamedTuple):
         return "Streams()"
 
 
-class Shown(NamedTuple):
+class OpeningMessages(NamedTuple):
     """All messages by which the sum of a round was opened; empty where all sites must answer.
 
     Attributes:
@@ -73,7 +73,7 @@ class Shown(NamedTuple):
     openings: Mapping[str, bytes]
 
     def __repr__(self) -> str:
-        return "Shown()"
+        return "OpeningMessages()"
 
 
 def opens(spec: ServerSpec) -> bool:
@@ -122,18 +122,20 @@ def cleared(state: ServerState) -> ServerState:
     return state if len(left) == len(state.keys) else state._replace(keys=left)
 
 
-def shown(state: ServerState) -> Shown:
+def opening_messages(state: ServerState) -> OpeningMessages:
     """Returns all messages by which the sum of the current round can be read."""
 
     def of(start: str) -> dict[str, bytes]:
         keys = state.keys.items()
         return {key.removeprefix(start): part for key, part in keys if key.startswith(start)}
 
-    return Shown(of(_SHARES), of(f"{_OPENED}/"))
+    return OpeningMessages(of(_SHARES), of(f"{_OPENED}/"))
 
 
-def restored(spec: ServerSpec, state: ServerState, named: Named, messages: Shown) -> ServerState:
-    """Returns a state whose round can be read by ``streams``, from ``shown`` of it.
+def restored(
+    spec: ServerSpec, state: ServerState, named: Named, messages: OpeningMessages
+) -> ServerState:
+    """Returns a state whose round can be read by ``streams``, from ``opening_messages`` of it.
 
     Raises:
       ProtocolError: an opening has an impossible length, or too few sites opened.

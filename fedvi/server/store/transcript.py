@@ -20,7 +20,7 @@ from fedvi.expfam import tree
 from fedvi.federation.messages import Tensor
 from fedvi.federation.whole_numbers import MASKED, SHARES
 from fedvi.server.core import openings, sum_rounds
-from fedvi.server.core.openings import Shown
+from fedvi.server.core.openings import OpeningMessages
 from fedvi.server.core.protocol import task_of
 from fedvi.server.core.state import ServerSpec, ServerState
 from fedvi.store import files
@@ -44,14 +44,14 @@ class Round(NamedTuple):
       task: what all its sites were asked, under the name of one of them.
       answers: site → the tensors of its masked answer, in order of arrival; of a round that was given up
         the names alone, without tensors. Perhaps nobody answered that.
-      shown: by what its sum was opened.
+      messages: by what its sum was opened.
       digest: SHA-256 of its file.
     """
 
     is_folded: bool
     task: Task
     answers: Mapping[str, tuple[Tensor, ...]]
-    shown: Shown
+    messages: OpeningMessages
     digest: bytes
 
 
@@ -167,7 +167,7 @@ def _task(spec: ServerSpec, state: ServerState) -> Task:
 def _written(spec: ServerSpec, state: ServerState, task: Task, is_folded: bool) -> bytes:
     gather = spec.gathering
     names = [answer.task.client for answer in state.answers]
-    at, told = task.coordinates, openings.shown(state)
+    at, told = task.coordinates, openings.opening_messages(state)
     content: dict[str, Any] = {
         "about": {
             "form": _FORM,
@@ -237,7 +237,7 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], diges
     )
     spec.family.check(task.posterior, f"the task of round {visit}")
     if not is_folded:
-        return Round(False, task, dict.fromkeys(names, ()), Shown({}, {}), digest)
+        return Round(False, task, dict.fromkeys(names, ()), OpeningMessages({}, {}), digest)
     answers, sealed = {}, {}
     kind = content["words"].dtype.str
     if kind not in ("<i4", "<i8"):
@@ -251,7 +251,7 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], diges
             tensors.append(Tensor(SHARES, "<i4", part.shape, sealed[name]))
         answers[name] = tuple(tensors)
     opened = {name: content[f"opening/{name}"].tobytes() for name in about["opened"]}
-    return Round(True, task, answers, Shown(sealed, opened), digest)
+    return Round(True, task, answers, OpeningMessages(sealed, opened), digest)
 
 
 def _floats(array: np.ndarray) -> np.ndarray:
