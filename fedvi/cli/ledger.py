@@ -210,7 +210,12 @@ def verify(
             ],
             "totals": [price._asdict() for price in totals],
             "transcript": replayed
-            and {"rounds": len(replayed.rounds), "folded": len(replayed.digests)},
+            and {
+                "digest": replayed.digest,
+                "rounds": len(replayed.rounds),
+                "folded": len(replayed.digests),
+                "done": replayed.is_done,
+            },
             "transcript_problem": wrong,
         }
         tables.print_json(content)
@@ -405,27 +410,47 @@ def _replayed(transcript: Path | None, study: Path | None, result: Path | None) 
 def _recomputed(replayed: Replayed, result: Path | None) -> list[str]:
     folded = len(replayed.digests)
     given_up = len(replayed.rounds) - folded
-    also = f" {given_up} more rounds were given up." if given_up else ""
+    also = ""
+    if given_up:
+        also += f" {given_up} {'round was' if given_up == 1 else 'rounds were'} given up."
+    if not replayed.is_done:
+        also += " The study's schedule was not done then."
     end = "" if result is None else f", and the last gives the posterior in {result}"
     return [
-        f"transcript: the sums of {folded} rounds were recomputed from masked answers; their folds give "
-        f"each round's task{end}.{also}"
+        f"transcript {replayed.digest}: {folded} of its {len(replayed.rounds)} rounds have a sum, "
+        f"recomputed from masked answers; the folds give each round's task{end}.{also} Compare this digest "
+        "with that of the other sites: a server may show each site another transcript"
     ]
 
 
 def _agreed(found: Agreement | None, replayed: Replayed | None) -> list[str]:
+    if replayed is None:
+        return []
     if found is None:
-        return [] if replayed is None else ["  no masked answers are kept here: nothing to compare"]
+        return ["  no masked answers are kept here: nothing to compare"]
     if found.problem:
         return [f"  THE TRANSCRIPT IS NOT OF THIS SITE'S RUN: {found.problem}"]
     lacking = found.answers - found.tasks
+    sums = len(replayed.digests)
+    more = []
+    if found.sets < sums:
+        more += [
+            f"  of {sums - found.sets} of {sums} sums it has no digest of other sites' answers: only these "
+            "sites can check them"
+        ]
+    if found.given_up:
+        more += [
+            f"  given up, as the transcript has it: {found.given_up} of the sums that it helped to open"
+        ]
     return [
-        f"  {found.answers} sums of the transcript hold this site's answer as the ledger sealed it; "
+        f"  {found.answers} of {sums} sums of the transcript hold this site's answer as the ledger sealed "
+        "it; "
         + (
             "it was asked what the transcript says"
             if not lacking
             else f"of {lacking} it kept no digest of what it was asked"
-        )
+        ),
+        *more,
     ]
 
 
@@ -435,6 +460,8 @@ def _agreement_as_dict(found: Agreement | None) -> dict[str, Any]:
     return {
         "in_transcript": found.answers,
         "tasks_in_transcript": found.tasks,
+        "sets_in_transcript": found.sets,
+        "given_up_in_transcript": found.given_up,
         "transcript_problem": found.problem,
     }
 

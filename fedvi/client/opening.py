@@ -11,6 +11,7 @@ Each function takes the keys held, and returns the keys to store before its othe
 Which set may be signed and opened: ``fedvi.privacy.agreement``. Proof: docs/proofs/secure_sums.md.
 """
 
+import hashlib
 import itertools
 import secrets
 from collections.abc import Sequence
@@ -120,7 +121,6 @@ def opened(
     signatures = dict(itertools.islice(valid, terms.threshold))
     turn = agreement.may_open(terms, own, turn, sealed, text, signatures)
     keys = {name: held.vouchers[name] for name in signatures}
-    certificate = Certificate(terms, turn.visit, turn.task, text, keys, signatures)
     task, given = bytes.fromhex(turn.task), dict(zip(inside, parts[1 + len(inside) :], strict=True))
     outside = [name for name in terms.clients if name not in inside]
     # Each share is looked at even if it is kept back: it shows that all in the set answered this task.
@@ -141,6 +141,8 @@ def opened(
         )
     else:
         opening = b"".join((held.seed, *unsealed))
+    kept = hashlib.sha256(opening).hexdigest()
+    certificate = Certificate(terms, turn.visit, turn.task, text, keys, signatures, kept)
     after = ratcheted(held, turn.visit + 1)
     return after._replace(turn=turn, seed=b"", opening=opening), opening, certificate
 

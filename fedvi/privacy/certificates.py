@@ -32,6 +32,7 @@ class Certificate(NamedTuple):
       named: the text of the set that was signed.
       keys: signer → its Ed25519 public key, 32 bytes.
       signatures: signer → its signature, 64 bytes.
+      opening: SHA-256 of what the site opened, hex; empty if an older version kept it.
     """
 
     terms: Terms
@@ -40,6 +41,7 @@ class Certificate(NamedTuple):
     named: str
     keys: Mapping[str, bytes]
     signatures: Mapping[str, bytes]
+    opening: str = ""
 
     def written(self) -> bytes:
         """Returns the certificate as JSON, for `read`."""
@@ -85,7 +87,8 @@ def read(content: bytes) -> Certificate:
         # One key under two names would count twice.
         if not sound or len(set(keys.values())) < len(keys) or keys.keys() != signatures.keys():
             raise ValueError("invalid numbers, sites or keys")
-        return Certificate(terms, visit, task, named, keys, signatures)
+        opening = _one(str, raw.get("opening", ""))
+        return Certificate(terms, visit, task, named, keys, signatures, opening)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.PrivacyError(f"a certificate cannot be read: {error}") from None
 

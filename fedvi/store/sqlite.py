@@ -13,6 +13,7 @@ or flash disk keeps of overwritten files, the process's own memory, or backups t
 import contextlib
 import json
 import os
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -354,7 +355,7 @@ def read_evidence(folder: Path) -> Evidence:
         path = folder / DATABASE
         certificates, tasks, board = {}, {}, None
         rows = connection.execute(
-            "SELECT name, value FROM meta WHERE name GLOB ?", (f"{_CERTIFICATE}*",)
+            "SELECT name, CAST(value AS BLOB) FROM meta WHERE name GLOB ?", (f"{_CERTIFICATE}*",)
         )
         for name, content in rows:
             what = name.removeprefix(_CERTIFICATE)
@@ -367,7 +368,7 @@ def read_evidence(folder: Path) -> Evidence:
                 certificates[int(visit)] = content
             else:
                 set_up, _, digest = content.decode("ascii", "replace").partition(":")
-                if not all(len(part) == 64 and part.isalnum() for part in (set_up, digest)):
+                if not all(re.fullmatch("[0-9a-f]{64}", part) for part in (set_up, digest)):
                     files.refuse(path, f"what it holds of the task of round {visit} cannot be read")
                 tasks[int(visit)] = (set_up, digest)
         return Evidence(_read(connection, path), certificates, board, tasks)

@@ -5,6 +5,7 @@ import functools
 import json
 import shutil
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +15,15 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.federation.messages import Request
+from fedvi.federation.messages import Goodbye, Hello, Offer, Reply, Request
+from fedvi.privacy import ledger as ledgers
+from fedvi.privacy import masks
 from fedvi.results import posterior as posteriors
 from fedvi.run import server_plan
 from fedvi.server.core import protocol
 from fedvi.server.store import transcript
 from fedvi.server.store.transcript import Recorder
-from fedvi.store.sqlite import SqliteClientStore
+from fedvi.store.sqlite import DATABASE, SqliteClientStore
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport.memory import Link
@@ -125,13 +128,17 @@ def verified(root: Path, name: str, transcript: Path | None = None) -> tuple[int
 def test_a_site_recomputes_the_run(run: Path, name: str) -> None:
     code, told, said = verified(run, name)
     assert code == 0, said
-    assert told["transcript"] == {"rounds": 4, "folded": 4}
+    assert told["transcript"].pop("digest") in said
+    assert told["transcript"] == {"rounds": 4, "folded": 4, "done": True}
     counted = 4 if name == "north" else 3
     book = told["ledgers"][0]
     assert (book["in_transcript"], book["transcript_problem"]) == (counted, "")
     # `west` has no certificate of the sum that it did not open, and so no digest of that task.
     assert book["tasks_in_transcript"] == (4 if name == "north" else 2)
-    assert "the sums of 4 rounds were recomputed from masked answers" in said
+    assert book["sets_in_transcript"] == (4 if name == "north" else 2)
+    unknown = "of 2 of 4 sums it has no digest of other sites' answers"
+    assert (unknown in said) == (name == "west")
+    assert "4 of its 4 rounds have a sum, recomputed from masked answers" in said
     assert "the last gives the posterior in" in said
 
 
@@ -142,6 +149,7 @@ def test_so_it_does_where_all_must_answer(whole: Path, name: str) -> None:
     book = told["ledgers"][0]
     assert (book["in_transcript"], book["tasks_in_transcript"]) == (4, 4)
     assert "it was asked what the transcript says" in said
+    assert "of 4 of 4 sums it has no digest of other sites' answers" in said
 
 
 def test_rounds_that_were_given_up_are_followed(tmp_path: Path) -> None:
@@ -159,9 +167,41 @@ def test_rounds_that_were_given_up_are_followed(tmp_path: Path) -> None:
     root = played(tmp_path, 3, way=way)
     code, told, said = verified(root, "north")
     assert code == 0, said
-    assert told["transcript"] == {"rounds": 4, "folded": 3}
-    assert "1 more rounds were given up" in said
-    assert told["ledgers"][0]["in_transcript"] == 3
+    assert (told["transcript"]["rounds"], told["transcript"]["folded"]) == (4, 3)
+    assert "1 round was given up" in said
+    assert "given up, as the transcript has it: 1 of the sums that it helped to open" in said
+    book = told["ledgers"][0]
+    assert (book["in_transcript"], book["given_up_in_transcript"]) == (3, 1)
+
+
+def test_a_round_that_nobody_answered_is_followed(tmp_path: Path) -> None:
+    # In round 1 each site is started again, one after another, and its turn is skipped at once.
+    greetings: dict[str, Hello] = {}
+    left: set[str] = set()
+
+    def way(consortium: Consortium, name: str, link: Link) -> Link:
+        def request(asked: Request) -> Request:
+            if isinstance(asked, Hello):
+                greetings[name] = asked
+            return asked
+
+        def reply(asked: Request, told: Reply) -> Reply:
+            if not isinstance(told, Offer) or told.task.visit != 1 or name in left:
+                return told
+            left.add(name)
+            anchor = ledgers.anchor(consortium.stores[name].ledger)
+            link.handle(Goodbye(name, asked.session))
+            link.handle(greetings[name]._replace(anchor=anchor))
+            return link.handle(asked)
+
+        return Lying(link, reply, request)
+
+    root = played(tmp_path, 3, way=way)
+    code, told, said = verified(root, "north")
+    assert code == 0, said
+    assert (told["transcript"]["rounds"], told["transcript"]["folded"]) == (4, 3)
+    with np.load(root / "transcript" / "00001.npz") as file:
+        assert json.loads(str(file["about"]))["sites"] == []
 
 
 @pytest.mark.parametrize("without", ["north", "west"])
@@ -208,6 +248,34 @@ def _no_mask(content: Any) -> None:
 
 def _other_task(content: Any) -> None:
     content["posterior/0"] = content["posterior/0"] * (1 + 1e-3)
+
+
+def _other_keys(content: Any) -> None:
+    """The sum stays: `east` opened its own secret, so that nobody needs this share of it."""
+    content["opening/north"] = content["opening/north"].copy()
+    content["opening/north"][32 + 60] ^= 1
+
+
+def _without_north(content: Any) -> None:
+    """The sum stays, and hides in the answers of others."""
+    about, unsigned = json.loads(str(content["about"])), content["words"].view("<u4").copy()
+    own = about["sites"].index("north")
+    unsigned[own - 1] += unsigned[own]
+    about["sites"].remove("north")
+    content["words"] = np.delete(unsigned, own, axis=0).view("<i4")
+    content["about"] = np.array(json.dumps(about))
+
+
+def _made_up(content: Any) -> None:
+    """A sum of all but `north`, of numbers and keys that the server made up."""
+    about, sites = json.loads(str(content["about"])), NAMES[1:]
+    length, words = content["words"].shape[1] - masks.GUARD, []
+    for number, name in enumerate(sites):
+        own, shared = bytes([number]) * 32, bytes([9 + number]) * 32
+        words.append(masks.mask(np.full(length, 1_000), [own], [shared], 32).view("<i4"))
+        content[f"opening/{name}"] = np.frombuffer(own + shared, np.uint8)
+    content |= {"words": np.stack(words), "sealed": content["sealed"][: len(sites)]}
+    content["about"] = np.array(json.dumps({**about, "sites": sites, "opened": sites}))
 
 
 def _near_task(content: Any) -> None:
@@ -257,6 +325,78 @@ def test_a_transcript_that_was_changed_is_seen(
     assert why in said
 
 
+@pytest.mark.parametrize(
+    ("study", "visit", "change", "why"),
+    [
+        ("whole", 3, _without_north, "round 3: its sum holds 3 answers, expected 4 or more"),
+        ("run", 3, _made_up, "the set of round 3 is another than the one that sites signed"),
+        ("run", 1, _other_keys, "the keys of round 1 that it shows as this site's are others"),
+    ],
+)
+def test_a_sum_without_what_this_site_sent_is_seen(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    study: str,
+    visit: int,
+    change: Callable[[Any], None],
+    why: str,
+) -> None:
+    root = request.getfixturevalue(study)
+    folder = rewritten(root, tmp_path, visit, change)
+    done = fedvi(
+        *("ledger", "verify", root / "north", "--study", root / "study.json"),
+        *("--transcript", folder),
+    )
+    assert done.exit_code == 1
+    assert why in " ".join(done.output.split())
+
+
+def test_an_answer_that_a_site_never_sent_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "early").mkdir()
+
+    def way(consortium: Consortium, name: str, link: Link) -> Link:
+        def request(asked: Request) -> Request:
+            # Its ledger as it was before it answered the last round.
+            if name == "north" and consortium.coordinator.state.turns["south"] == 2:
+                with (
+                    contextlib.closing(sqlite3.connect(tmp_path / "north" / DATABASE)) as old,
+                    contextlib.closing(sqlite3.connect(tmp_path / "early" / DATABASE)) as new,
+                ):
+                    old.backup(new)
+            return asked
+
+        return Lying(link, request=request)
+
+    root = played(tmp_path, None, way=way)
+    code, _, said = verified(root, "early")
+    assert code == 1
+    assert "round 3 shows an answer of this site, and its ledger sealed none" in said
+
+
+def test_a_round_after_the_schedule_is_seen(whole: Path, tmp_path: Path) -> None:
+    folder = rewritten(whole, tmp_path, 3, _about(visit=4))
+    (folder / "00003.npz").rename(folder / "00004.npz")
+    shutil.copy(whole / "transcript" / "00003.npz", folder)
+    code, _, said = verified(whole, "north", folder)
+    assert code == 1
+    assert "there is a round 4, and the study's schedule was done before it" in said
+
+
+def test_evidence_that_cannot_be_read_is_named(whole: Path, tmp_path: Path) -> None:
+    shutil.copytree(whole / "north", tmp_path / "north")
+    with contextlib.closing(sqlite3.connect(tmp_path / "north" / DATABASE)) as store:
+        # A text, and no hexadecimal one.
+        kept = f"{'x' * 64}:{'x' * 64}"
+        store.execute("UPDATE meta SET value = ? WHERE name GLOB '*/task/1'", [kept])
+        store.commit()
+    done = fedvi(
+        *("ledger", "verify", tmp_path / "north", "--study", whole / "study.json"),
+        *("--transcript", whole / "transcript"),
+    )
+    assert done.exit_code == 1
+    assert "what it holds of the task of round 1 cannot be read" in " ".join(done.output.split())
+
+
 def test_an_answer_that_only_another_site_has_is_seen_by_the_certificate(
     run: Path, tmp_path: Path
 ) -> None:
@@ -280,6 +420,12 @@ def test_an_answer_that_only_another_site_has_is_seen_by_the_certificate(
         (_about(visit=3), "is of round 3"),
         (_about(sites=["north", "elsewhere"]), "names sites that the study does not have"),
         (_about(sites=["north", "north"]), "names sites that the study does not have"),
+        (lambda content: content.update(words=np.zeros((4, 9), "V0")), "dtype |V0"),
+        (lambda content: content.update(words=content["words"].astype(complex)), "dtype <c16"),
+        (
+            lambda content: content.update({"factor/0": np.array(["1", "2"])}),
+            "no round can be read",
+        ),
         (_about(sites=5), "no round can be read"),
         (_about(opened=["nobody"]), "no round can be read"),
         (lambda content: content.pop("words"), "no round can be read"),
@@ -295,6 +441,16 @@ def test_a_file_that_cannot_be_read_is_named(
     )
     assert done.exit_code == errors.ConfigError.exit_code
     assert why in " ".join(done.output.split())
+
+
+def test_a_compressed_file_is_not_unpacked(run: Path, tmp_path: Path) -> None:
+    folder = rewritten(run, tmp_path, 1, lambda content: None)
+    np.savez_compressed(folder / "00001.npz", about=np.zeros(1_000_000))
+    done = fedvi(
+        "ledger", "verify", run / "north", "--study", run / "study.json", "--transcript", folder
+    )
+    assert done.exit_code == errors.ConfigError.exit_code
+    assert "it is compressed, and no server writes it so" in " ".join(done.output.split())
 
 
 def test_a_transcript_without_a_round_or_of_no_run_is_refused(run: Path, tmp_path: Path) -> None:
@@ -319,7 +475,9 @@ def test_a_transcript_without_a_round_or_of_no_run_is_refused(run: Path, tmp_pat
         "ledger", "verify", run / "north", "--study", run / "study.json", "--transcript", folder
     )
     assert done.exit_code == 1
-    assert "round 3 is not in it, and this site answered" in " ".join(done.output.split())
+    said = " ".join(done.output.split())
+    assert "round 3 is not in it, and this site answered" in said
+    assert "The study's schedule was not done then" in said
 
 
 def test_several_ledgers_are_compared_each(run: Path, whole: Path, tmp_path: Path) -> None:
@@ -329,7 +487,7 @@ def test_several_ledgers_are_compared_each(run: Path, whole: Path, tmp_path: Pat
         shutil.copy(run / folder / "ledger.sqlite", tmp_path / folder)
     done = fedvi("ledger", "verify", tmp_path, *given)
     assert done.exit_code == 0
-    assert done.output.count("4 sums of the transcript hold this site's answer") == 2
+    assert done.output.count("4 of 4 sums of the transcript hold this site's answer") == 2
     shutil.copy(whole / "north" / "ledger.sqlite", tmp_path / "south")
     done = fedvi("ledger", "verify", tmp_path, *given)
     assert done.exit_code == 1
@@ -345,8 +503,14 @@ def test_what_cannot_be_recorded_is_refused(run: Path, tmp_path: Path) -> None:
     begun = begun._replace(turns=dict.fromkeys(begun.turns, 2))
     with pytest.raises(errors.ConfigError, match="round 0 of the run is not in this transcript"):
         Recorder(tmp_path, spec, begun)
-    # The rest of a run is written into the folder of its beginning.
-    Recorder(run / "transcript", spec, begun)
+    folder = rewritten(run, tmp_path / "other", 1, lambda content: None)
+    for state in (None, begun):
+        with pytest.raises(errors.ConfigError, match="is there, and the run is at round"):
+            Recorder(folder, spec, state)
+    # The rest of a run is written into the folder of its beginning. The round that goes on may be there
+    # if the server was killed before it saved its state, and may end otherwise.
+    Recorder(folder, spec, begun._replace(turns=dict.fromkeys(begun.turns, 3)))
+    assert sorted(path.stem for path in folder.iterdir()) == ["00000", "00001", "00002"]
 
 
 def test_a_server_of_the_command_line_keeps_it_and_goes_on_with_it(
@@ -383,7 +547,7 @@ def test_a_server_of_the_command_line_keeps_it_and_goes_on_with_it(
         *("--transcript", state / "transcript", "--result", state / "result" / "posterior.npz"),
     )
     assert done.exit_code == 0, done.output
-    assert "5 sums of the transcript hold this site's answer" in " ".join(done.output.split())
+    assert "5 of 5 sums of the transcript hold this site's answer" in " ".join(done.output.split())
     kept = [*transcript.read(state / "transcript", assembly.spec)]
     assert [found.task.coordinates is None for found in kept] == [True, *[False] * 4]
 

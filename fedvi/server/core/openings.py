@@ -20,22 +20,22 @@ from fedvi.privacy import agreement, shares, top_up
 from fedvi.privacy.agreement import Named
 from fedvi.privacy.masks import KEY_BYTES
 from fedvi.server.core import kept
-from fedvi.server.core.state import ServerSpec, ServerState
+from fedvi.server.core.state import LEFT, ServerSpec, ServerState
 
 __all__ = [
-    "Shown",
+    "OpeningMessages",
     "Streams",
     "cleared",
     "is_late",
     "is_waiting",
     "moved",
+    "opening_messages",
     "opens",
     "owing",
     "parts",
     "phase",
     "post",
     "restored",
-    "shown",
     "streams",
     "taken",
 ]
@@ -61,23 +61,21 @@ class Streams(NamedTuple):
         return "Streams()"
 
 
-class Shown(NamedTuple):
+class OpeningMessages(NamedTuple):
     """All messages by which the sum of a round was opened; empty where all sites must answer.
 
     Attributes:
-      named: the text of the set.
       sealed: site → the sealed shares of its answer.
       openings: site → its opening.
       absent: the sites that the study began without.
     """
 
-    named: str
     sealed: Mapping[str, bytes]
     openings: Mapping[str, bytes]
     absent: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        return "Shown()"
+        return "OpeningMessages()"
 
 
 def opens(spec: ServerSpec) -> bool:
@@ -126,23 +124,32 @@ def cleared(state: ServerState) -> ServerState:
     return state if len(left) == len(state.keys) else state._replace(keys=left)
 
 
-def shown(state: ServerState) -> Shown:
+def opening_messages(state: ServerState) -> OpeningMessages:
     """Returns all messages by which the sum of the current round can be read."""
 
     def of(start: str) -> dict[str, bytes]:
         keys = state.keys.items()
         return {key.removeprefix(start): part for key, part in keys if key.startswith(start)}
 
-    named = state.keys.get(_SET, b"").decode()
-    return Shown(named, of(_SHARES), of(f"{_OPENED}/"), _absent(state))
+    return OpeningMessages(of(_SHARES), of(f"{_OPENED}/"), _absent(state))
 
 
-def restored(state: ServerState, messages: Shown) -> ServerState:
-    """Returns a state whose round can be read by ``streams``, from ``shown`` of it."""
+def restored(
+    spec: ServerSpec, state: ServerState, named: Named, messages: OpeningMessages
+) -> ServerState:
+    """Returns a state whose round can be read by ``streams``, from ``opening_messages`` of it.
+
+    Raises:
+      ProtocolError: an opening has an impossible length, or too few sites opened.
+    """
     keys = {_SHARES + name: part for name, part in messages.sealed.items()}
-    keys |= {f"{_OPENED}/{name}": part for name, part in messages.openings.items()}
     keys |= {f"{_KEYS}{name}": b"" for name in messages.absent}
-    return state._replace(keys=keys | {_SET: messages.named.encode(), _CERTIFIED: b"1"})
+    state = state._replace(keys=keys | {_SET: named.text.encode(), _CERTIFIED: b"1"})
+    for name, part in messages.openings.items():
+        state = post(spec, state, name, KeyPart(_OPENED, part))
+    # No other opening will come.
+    moved(spec, state._replace(away=dict.fromkeys(spec.clients, LEFT)))
+    return state
 
 
 def moved(spec: ServerSpec, state: ServerState) -> ServerState | None:

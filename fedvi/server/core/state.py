@@ -100,7 +100,8 @@ class ServerSpec(NamedTuple):
       gather: how the answers of a round are added up if only their sum is published; None if answers are
         folded individually.
       record: with ``gather``, called with the state before the sum of its answers is folded (True) or
-        they are given up (False). It returns once its record is durable; see ``store.transcript``.
+        they are given up (False), even if there are none. It returns once its record is durable; see
+        ``store.transcript``.
     """
 
     study_digest: str

@@ -223,6 +223,10 @@ def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> Ser
     if not absent or there < quorum:
         return state
     turns = kept.put_all(state.turns, {name: state.turns[name] + 1 for name in absent})
+    before, after = (min(kept.in_order(t, present(spec, state))) for t in (state.turns, turns))
+    if spec.gather is not None and not state.answers and after > before:
+        # All were skipped, one after another.
+        spec.record(state, False)
     return state._replace(turns=turns, skipped=(*state.skipped, *absent))
 
 

@@ -6,6 +6,7 @@ It holds what any server of the study sees, and no more: by docs/proofs/secure_s
 than the sums in it. ``results.transcripts`` recomputes the run from it.
 """
 
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,8 @@ from fedvi.expfam import tree
 from fedvi.federation.messages import Tensor
 from fedvi.federation.whole_numbers import MASKED, SHARES
 from fedvi.server.core import openings, sum_rounds
-from fedvi.server.core.openings import Shown
+from fedvi.server.core.openings import OpeningMessages
+from fedvi.server.core.protocol import task_of
 from fedvi.server.core.state import ServerSpec, ServerState, present
 from fedvi.store import files
 from fedvi.transport.files import PRIVATE, put
@@ -41,14 +43,16 @@ class Round(NamedTuple):
       is_folded: whether its sum was folded, and not given up.
       task: what all its sites were asked, under the name of one of them.
       answers: site → the tensors of its masked answer, in order of arrival; of a round that was given up
-        the names alone, without tensors.
-      shown: by what its sum was opened.
+        the names alone, without tensors. Perhaps nobody answered that.
+      messages: by what its sum was opened.
+      digest: SHA-256 of its file.
     """
 
     is_folded: bool
     task: Task
     answers: Mapping[str, tuple[Tensor, ...]]
-    shown: Shown
+    messages: OpeningMessages
+    digest: bytes
 
 
 class Recorder:
@@ -63,7 +67,7 @@ class Recorder:
 
     Raises:
       ConfigError: the study has no masked sums, or another schedule than "synchronous"; or rounds of the
-        run so far are not in the folder.
+        run so far are not in the folder, or others are.
       LedgerError: the folder cannot be written.
     """
 
@@ -78,16 +82,27 @@ class Recorder:
             raise errors.ConfigError(
                 f"--transcript is given with the schedule {spec.schedule.name!r}, expected 'synchronous'"
             )
-        over = 0 if state is None else min(state.turns[name] for name in present(spec, state))
+        over = 0 if state is None else _rounds(spec, state)
         missing = [visit for visit in range(over) if not _path(folder, visit).is_file()]
         if missing:
             raise errors.ConfigError(
                 f"{folder}: round {missing[0]} of the run is not in this transcript",
                 "give --transcript from the first start on, and with the same folder",
             )
+        # A server that was killed may have written the round that goes on now; it may end otherwise.
+        begun = () if state is None else (_path(folder, over),)
+        known = {*begun, *(_path(folder, visit) for visit in range(over))}
+        others = sorted({*folder.glob("*.npz")} - known)
+        if others:
+            raise errors.ConfigError(
+                f"{others[0]} is there, and the run is at round {over}",
+                "a transcript of another run? name another --state, or move that folder away",
+            )
         self._folder, self._spec = folder, spec
         with files.reported(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for path in begun:
+                path.unlink(missing_ok=True)
 
     def __call__(self, state: ServerState, is_folded: bool) -> None:
         """Writes the current round of a state; returns once it is on the disk.
@@ -95,8 +110,9 @@ class Recorder:
         Raises:
           LedgerError: it cannot be written.
         """
-        first = state.answers[0].task
-        path, content = _path(self._folder, first.visit), _written(self._spec, state, is_folded)
+        task = _task(self._spec, state)
+        content = _written(self._spec, state, task, is_folded)
+        path = _path(self._folder, task.visit)
         with files.reported(path):
             put(path, content, PRIVATE)
 
@@ -107,19 +123,25 @@ def read(folder: Path, spec: ServerSpec) -> Iterator[Round]:
     Raises:
       ConfigError: there is none, a file cannot be read, or it is of another study.
     """
-    paths = sorted(folder.glob("*.npz"))
+    paths = {*folder.glob("*.npz")}
     if not paths:
         raise errors.ConfigError(
             f"{folder} holds no round of a transcript", "`fedvi server --transcript` makes one"
         )
-    for visit, path in enumerate(paths):
-        if path != _path(folder, visit):
+    for visit in range(len(paths)):
+        path = _path(folder, visit)
+        if path not in paths or not path.is_file():
             raise errors.ConfigError(
-                f"{folder}: round {visit} is missing, or {path.name} is none of a transcript's files"
+                f"{folder}: round {visit} is missing: of {len(paths)} rounds, expected {path.name}",
+                "copy the folder again; a transcript has no other files that end in .npz",
             )
         try:
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                found = _read(spec, visit, {name: file[name] for name in file.files})
+            raw = path.read_bytes()
+            with np.load(io.BytesIO(raw), allow_pickle=False) as file:
+                if sum(part.file_size for part in file.zip.infolist()) > len(raw):
+                    raise ValueError("it is compressed, and no server writes it so")
+                content = {name: file[name] for name in file.files}
+            found = _read(spec, visit, content, hashlib.sha256(raw).digest())
         except errors.ConfigError:
             raise
         # A file that somebody changed can raise nearly anything.
@@ -135,10 +157,22 @@ def _path(folder: Path, visit: int) -> Path:
     return folder / f"{visit:05d}.npz"
 
 
-def _written(spec: ServerSpec, state: ServerState, is_folded: bool) -> bytes:
-    gather, task = spec.gathering, state.answers[0].task
+def _task(spec: ServerSpec, state: ServerState) -> Task:
+    """Returns the task of the current round, which perhaps nobody answered."""
+    if state.answers:
+        return state.answers[0].task
+    return task_of(spec, state, spec.clients[0])._replace(visit=_rounds(spec, state))
+
+
+def _rounds(spec: ServerSpec, state: ServerState) -> int:
+    """Returns how many rounds are over."""
+    return min(state.turns[name] for name in present(spec, state))
+
+
+def _written(spec: ServerSpec, state: ServerState, task: Task, is_folded: bool) -> bytes:
+    gather = spec.gathering
     names = [answer.task.client for answer in state.answers]
-    at, told = task.coordinates, openings.shown(state)
+    at, told = task.coordinates, openings.opening_messages(state)
     content: dict[str, Any] = {
         "about": {
             "form": _FORM,
@@ -149,7 +183,6 @@ def _written(spec: ServerSpec, state: ServerState, is_folded: bool) -> bytes:
             "damping": task.damping,
             "constant": at and at.constant,
             "sites": names,
-            "named": told.named,
             "opened": [*told.openings],
             "absent": [*told.absent],
         }
@@ -175,7 +208,7 @@ def _written(spec: ServerSpec, state: ServerState, is_folded: bool) -> bytes:
     return buffer.getvalue()
 
 
-def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Round:
+def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], digest: bytes) -> Round:
     about = json.loads(str(content["about"]))
     if (about["form"], about["study"], about["visit"]) != (_FORM, spec.study_digest, visit):
         raise errors.ConfigError(
@@ -183,33 +216,38 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Ro
             f"expected study {spec.study_digest:.12}"
         )
     names, is_folded = [str(name) for name in about["sites"]], about["is_folded"] is True
-    if not names or not set(names) <= set(spec.clients) or len(set(names)) < len(names):
+    if not set(names) <= set(spec.clients) or len(set(names)) < len(names):
         raise errors.ConfigError(
             f"round {visit} of the transcript names sites that the study does not have"
         )
 
     def eta(what: str) -> Any:
-        leaves = (np.asarray(content[f"{what}/{at}"], np.float64) for at in range(len(content)))
+        leaves = (_floats(content[f"{what}/{at}"]) for at in range(len(content)))
         return tree.map_leaves(lambda _: next(leaves), spec.family.zeros())
 
     centred = about["constant"] is not None
+    whose = names[0] if names else spec.clients[0]
     task = Task(
-        task_id=f"{names[0]}/{visit}",
-        client=names[0],
+        task_id=f"{whose}/{visit}",
+        client=whose,
         visit=visit,
         version=int(about["version"]),
         posterior=eta("posterior"),
         factor=eta("factor"),
         damping=float(about["damping"]),
-        coordinates=Coordinates(content["centre"], content["scale"], int(about["constant"]))
+        coordinates=Coordinates(
+            _floats(content["centre"]), _floats(content["scale"]), int(about["constant"])
+        )
         if centred
         else None,
     )
     spec.family.check(task.posterior, f"the task of round {visit}")
     if not is_folded:
-        return Round(False, task, dict.fromkeys(names, ()), Shown("", {}, {}))
+        return Round(False, task, dict.fromkeys(names, ()), OpeningMessages({}, {}), digest)
     answers, sealed = {}, {}
     kind = content["words"].dtype.str
+    if kind not in ("<i4", "<i8"):
+        raise ValueError(f"its words have dtype {kind}, expected <i4 or <i8")
     for number, name in enumerate(names):
         words = np.ascontiguousarray(content["words"][number])
         tensors = [Tensor(MASKED, kind, words.shape, words.tobytes())]
@@ -220,4 +258,8 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray]) -> Ro
         answers[name] = tuple(tensors)
     opened = {name: content[f"opening/{name}"].tobytes() for name in about["opened"]}
     absent = tuple(str(name) for name in about["absent"])
-    return Round(True, task, answers, Shown(str(about["named"]), sealed, opened, absent))
+    return Round(True, task, answers, OpeningMessages(sealed, opened, absent), digest)
+
+
+def _floats(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.float64, casting="safe")
