@@ -201,7 +201,7 @@ def test_public_records_are_held_against_the_posterior_as_evaluate_does(
     assert found["mean_log_likelihood"] == expected["mean_log_likelihood"]
     text = (unprotected / "report" / "report.html").read_text(encoding="utf-8")
     assert "These figures are not protected" in text
-    assert f"{100 * expected['classes']['accuracy']:.1f} %" in text
+    assert f"{100 * expected['classes']['accuracy']:.1f}\N{NO-BREAK SPACE}%" in text
 
 
 def test_influence_is_that_of_the_result(unprotected: Path) -> None:
@@ -700,7 +700,9 @@ def test_the_first_page_stands_alone_and_each_statement_on_a_page_of_its_own(
     assert all(top > 110.0 for _, top in places.values())
 
 
-def test_eight_effects_with_long_names_leave_the_first_page_whole(page: "Page", private: Path) -> None:
+def test_eight_effects_with_long_names_leave_the_first_page_whole(
+    page: "Page", private: Path
+) -> None:
     page.goto((private / "report" / "report.html").as_uri())
     rows = page.locator(".effects tbody tr")
     assert rows.count() == 8
