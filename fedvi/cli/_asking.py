@@ -225,9 +225,7 @@ def choice(known: tuple[str, ...]) -> Callable[[str], str]:
     def read(text: str) -> str:
         text = short.get(text.lower(), text)
         if text not in known:
-            raise errors.ConfigError(
-                f"{text!r} is none of {', '.join(known)}", errors.did_you_mean(text, known)
-            )
+            raise errors.ConfigError(f"{text!r} is none of {', '.join(known)}")
         return text
 
     return read

@@ -206,6 +206,20 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, file: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"north.csv"}
 
 
+def test_who_confirms_an_outcome_is_told_how_many_records_have_none(tmp_path: Path) -> None:
+    file = tmp_path / "north.csv"
+    file.write_text(
+        "died,age\n" + "".join(f"{'yn'[i % 2] * (i % 5 > 0)},{41 + i % 37}\n" for i in range(100))
+    )
+    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--name", "trial"]
+    with terminal(tmp_path / "study", "--from", file, *given, "--response", "died") as asked:
+        asked.say("to suggest types and levels", "")
+        asked.say("Are cells of covariates missing", "")
+        asked.until(
+            "it looks (YES/NO); about 20 % of its cells are missing: these records are left out;"
+        )
+
+
 def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:
     rows = "".join(
         f"{999 if i % 9 == 4 else 41 + i % 37},{-9 if i % 9 == 2 else 80 + i % 90},{i % 9},{i % 2}\n"
