@@ -333,7 +333,7 @@ def _check(name: str, table: dict[str, Any]) -> None:
 
 def _remark(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     said = _unseen(name, guess, table), _rare_reference(name, guess, table)
-    return "\n  ".join(filter(None, said))
+    return "\n".join(filter(None, said))
 
 
 def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
