@@ -335,6 +335,9 @@ def coefficient_table(
         return wide
     if _natural_width(wide) <= width:
         return wide
+    if _natural_width(narrow) > width:  # a level goes under its column's name
+        parted = [{**row, "name": row["name"].replace("[", "\n  [", 1)} for row in shown]
+        narrow = _coefficients(parted, title, ratio, pooled, folded=True)
     excess, names = _natural_width(narrow) - width, narrow.columns[0]
     if excess > 0:
         names.max_width = max(_LEAST_NAME, _longest_line(names) - excess)

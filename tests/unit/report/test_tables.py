@@ -249,3 +249,10 @@ def test_units_of_a_plan_go_under_long_names_where_the_terminal_is_narrow() -> N
     assert "unit" not in narrow
     assert re.search(r"age .*\n   per 10 years +\n   from 60", narrow)
     assert max(map(len, narrow.splitlines())) <= 80
+
+
+def test_a_level_goes_under_its_column_where_both_are_too_long_for_the_terminal() -> None:
+    row = COEFFICIENT | {"name": "workclass[Self-emp-not-inc]", "unit": "", "odds_upper": 19.3}
+    text = shown(tables.coefficient_table([row], "t", "odds", True, 80), 80)
+    assert re.search(r"\n workclass .*\n   \[Self-emp-not-inc\] ", text)
+    assert max(map(len, text.splitlines())) <= 80
