@@ -700,18 +700,26 @@ def test_the_first_page_stands_alone_and_each_statement_on_a_page_of_its_own(
     assert all(top > 110.0 for _, top in places.values())
 
 
+@pytest.mark.parametrize("lines", [4, 6])
 def test_eight_effects_with_long_names_leave_the_first_page_whole(
-    page: "Page", private: Path
+    page: "Page", private: Path, lines: int
 ) -> None:
     page.goto((private / "report" / "report.html").as_uri())
     rows = page.locator(".effects tbody tr")
     assert rows.count() == 8
-    # An answer of four lines as long as that of a study with two effects that noise alone moved.
+    # An answer as long as that of a study with many effects that noise alone moved.
     page.evaluate(
-        "document.querySelectorAll('.answer li').forEach((line, at) => {"
-        " if (at > 3) line.remove(); else line.innerText = 'a line of words '.repeat(12 + 4 * at) });"
-        "document.querySelectorAll('.effects tbody td:nth-child(2)')"
-        ".forEach(cell => { cell.innerText = 'against African American'; })"
+        """lines => {
+        const answer = document.querySelector('.answer');
+        answer.innerHTML = '';
+        for (let at = 0; at < lines; at++) {
+            const line = answer.appendChild(document.createElement('li'));
+            line.innerText = 'a line of words '.repeat(18);
+        }
+        for (const cell of document.querySelectorAll('.effects tbody td:nth-child(2)'))
+            cell.innerText = 'against African American';
+        }""",
+        lines,
     )
     places, _ = places_in(page.pdf(prefer_css_page_size=True))
     assert places["short"][0] == 1
