@@ -171,6 +171,12 @@ def test_a_belief_that_cannot_be_is_refused_by_name(
         widths(planned(raw))
 
 
+def test_a_correlation_with_a_column_of_the_second_half_stops_no_plan_of_the_first() -> None:
+    raw = raw_plan(1.0)
+    raw["data"]["schema"]["age"]["expected"]["correlations"] = {"male": 0.3}
+    assert scenarios.levers(planned(raw))
+
+
 def test_a_prior_that_leaves_no_room_within_wide_bounds_is_warned_of() -> None:
     raw = raw_plan()
     raw["data"]["schema"]["score"] = {
