@@ -2,6 +2,9 @@
 
 import math
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -24,6 +27,7 @@ __all__ = [
     "positive",
     "slug",
     "within",
+    "wrapped",
 ]
 
 _Result = TypeVar("_Result")
@@ -130,7 +134,7 @@ def converse(
                 except errors.FedviError as error:
                     if not on:
                         raise
-                    click.echo(f"Error: {_told(error)}")
+                    click.echo(wrapped(f"Error: {_told(error)}"))
             if value is None and on:
                 text, value = _asked(each, typed.get(each.key), earlier.get(each.key))
                 if text == _BACK:
@@ -155,7 +159,7 @@ def converse(
                 try:
                     return finish(said)
                 except errors.FedviError as error:
-                    click.echo(f"Error: {_told(error)}")
+                    click.echo(wrapped(f"Error: {_told(error)}"))
                     continue
             if change != _BACK:
                 earlier[change] = typed.pop(change, asked[change][1])
@@ -173,23 +177,23 @@ def _asked(question: Question, text: str | None, earlier: str | None) -> tuple[s
         is_new = text is None
         if text is None:
             shown = earlier or question.default
-            prompt = click.prompt(question.words, default=shown or "", show_default=bool(shown))
-            text = str(prompt).strip()
+            words = wrapped(f"{question.words} [{shown}]" if shown else question.words)
+            text = str(click.prompt(words, default=shown or "", show_default=False)).strip()
             # Enter stays Enter: the default may become another.
             text = "" if text == question.default else text
         if text == _BACK:
             return _BACK, None
         if text == "?":
-            click.echo("  " + question.why.replace("\n", "\n  "))
+            click.echo(_explained(question.why))
         else:
             try:
                 value = question.value(text)
             except errors.FedviError as error:
-                click.echo(f"Error: {_told(error)}")
+                click.echo(wrapped(f"Error: {_told(error)}"))
             else:
                 remark = question.remark(value) if is_new and question.remark and value else ""
-                if remark:
-                    click.echo(f"  {remark}")
+                for line in remark.splitlines():
+                    click.echo(wrapped(line, "  "))
                 return text, value
         text = None
 
@@ -211,6 +215,25 @@ def _reviewed(rows: Mapping[str, str]) -> str | None:
         click.echo(f"Error: expected Enter, back, or a number from 1 to {len(keys)}")
 
 
+def wrapped(text: str, indent: str = "") -> str:
+    """Breaks lines between words, where a terminal would within one; a file or a pipe gets whole lines."""
+    if not sys.stdout.isatty():
+        return indent + text
+    return textwrap.fill(
+        text,
+        max(shutil.get_terminal_size().columns, 20),
+        initial_indent=indent,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _explained(why: str) -> str:
+    """Fits an explanation to the terminal; a list, whose parts are aligned, keeps its lines."""
+    return textwrap.indent(why, "  ") if "   " in why else wrapped(why.replace("\n", " "), "  ")
+
+
 def _told(error: errors.FedviError) -> str:
     return f"{error.message} ({error.hint})" if error.hint else error.message
 
@@ -225,9 +248,7 @@ def choice(known: tuple[str, ...]) -> Callable[[str], str]:
     def read(text: str) -> str:
         text = short.get(text.lower(), text)
         if text not in known:
-            raise errors.ConfigError(
-                f"{text!r} is none of {', '.join(known)}", errors.did_you_mean(text, known)
-            )
+            raise errors.ConfigError(f"{text!r} is none of {', '.join(known)}")
         return text
 
     return read

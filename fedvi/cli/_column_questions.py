@@ -251,7 +251,8 @@ def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> 
         )
     if default is not None:
         first = {"level": " (the reference first)", "binary": " (YES/NO)"}
-        said = first.get(default.partition(":")[0], "") + _often_missing(guess)
+        said = first.get(default.partition(":")[0], "")
+        said += _often_missing(guess) if expected is None else _left_out(guess)
         twice = next((group for group in spellings_of(values_of(guess)) if len(group) > 1), None)
         if twice and default.startswith("level"):
             said += (
@@ -268,6 +269,15 @@ def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> 
 
 def _often_missing(guess: "Guess") -> str:
     return f"; {_share(guess)} of its cells are missing" if _tenths(guess) >= _HALF else ""
+
+
+def _left_out(guess: "Guess") -> str:
+    """Says how many records have no outcome, for which there is no rule to choose."""
+    return (
+        f"; {_share(guess)} of its cells are missing: these records are left out"
+        if guess.missing
+        else ""
+    )
 
 
 def _tenths(guess: "Guess") -> int:
@@ -323,7 +333,7 @@ def _check(name: str, table: dict[str, Any]) -> None:
 
 def _remark(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     said = _unseen(name, guess, table), _rare_reference(name, guess, table)
-    return "\n  ".join(filter(None, said))
+    return "\n".join(filter(None, said))
 
 
 def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:

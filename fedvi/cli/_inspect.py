@@ -210,9 +210,8 @@ def _show(found: "Fit", title: str, study: "Study") -> None:
         return
     spread = ", ".join(f"{count} with {rows}" for rows, count in units.rows.items())
     click.echo(f"{units.units} units in `{units.column}`: {spread or 'none'} (rows that count)")
-    click.echo(
-        f"{units.left_out} rows come after the first {units.most} of their unit, and are left out"
-    )
+    first = "first" if units.most == 1 else f"first {units.most}"
+    click.echo(f"{units.left_out} rows come after the {first} of their unit, and are left out")
     if units.without:
         click.echo(f"{units.without} rows do not say whose they are, and count as zero")
     _warn_of_size(units.units, "units", study)

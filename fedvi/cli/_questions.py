@@ -115,7 +115,7 @@ class Asked(NamedTuple):
         if self.on and self.source is not None:
             yield Question(
                 "look",
-                f"Look at {self.source}, to suggest types and levels? It reads your file on this machine;\n"
+                f"Look at {self.source}, to suggest types and levels? It reads your file on this machine; "
                 "nothing of it leaves, and no range of it is written (yes, no)",
                 "What is suggested is written only if you confirm it. no: you say it column by column.",
                 self._look,

@@ -112,7 +112,11 @@ def _promised(found: Plan, assembly: Assembly) -> Iterator[tuple[str, str]]:
         )
         yield "against", f"{_seen(assembly, found.view)} (view {found.view})"
         if found.rows_per_unit is not None:
-            yield "unit", f"{unit}: at most {found.rows_per_unit} rows of each, clipped together"
+            most = found.rows_per_unit
+            rows = (
+                "one row of each" if most == 1 else f"at most {most} rows of each, clipped together"
+            )
+            yield "unit", f"{unit}: {rows}"
         yield "cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"
         yield from _of_all(assembly)
         accountant = found.accountant

@@ -20,7 +20,7 @@ from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
 
 if TYPE_CHECKING:
     from fedvi.data.names import Names
-from fedvi.cli._asking import converse, slug
+from fedvi.cli._asking import converse, slug, wrapped
 from fedvi.cli._column_questions import table_of
 from fedvi.cli._drafted import check_target, files_of, schemas_of, write_all
 from fedvi.cli._questions import Asked, Opened, formula_of
@@ -201,10 +201,11 @@ def init(
     on = not yes and _on_terminal()
     opened = Opened(source, _header(source, given, "--from"))
     if on:
-        click.echo(
-            "Enter takes what stands in brackets. back: the question before; skip: leave it open;"
+        told = (
+            "Enter takes what stands in brackets. back: the question before; skip: leave it open; "
+            "?: what is meant. Nothing is written before you have seen all answers."
         )
-        click.echo("?: what is meant. Nothing is written before you have seen all answers.")
+        click.echo(wrapped(told))
     given |= {"address": address, "name_default": slug(folder.resolve().name)}
 
     def finish(said: Mapping[str, Any]) -> tuple[Answers, drafting.Draft, str]:
@@ -309,7 +310,7 @@ def _header(source: Path | None, given: Mapping[str, Any], flag: str = "") -> "N
         for name in found.columns
     )
     if not is_text(source):
-        click.echo(f"columns of {source}: {shown}")
+        click.echo(wrapped(f"columns of {source}: {shown}"))
         return found
     values, words = doubt(found.columns)
     cells = {
@@ -329,7 +330,7 @@ def _header(source: Path | None, given: Mapping[str, Any], flag: str = "") -> "N
             f"{flag} {source} does not begin with the names of its columns: {what}".strip(), BY_FLAG
         )
     check_names(source, found.columns, found.separator)
-    click.echo(f"columns, from the first line of {source}: {shown}")
+    click.echo(wrapped(f"columns, from the first line of {source}: {shown}"))
     if words:
         click.echo(
             f"warning: {words} of these {count} could be cells of a record. If they are, delete "

@@ -125,7 +125,7 @@ def _show(
     said = f"ε = {promise.epsilon:g}, view {study.privacy.view}" if promise else "no protection"
     title = f"Plan of {study.study.name}: {found.records:,} records at {len(study.clients)} sites, {said}"
     names, rows, *_ = width_tables.table(found)
-    console.print(tables.grid(names, rows, title, ("coefficient", "unit")), crop=False)
+    console.print(tables.units_grid(names, rows, title, console.width), crop=False)
     tables.say(filter(None, (width_tables.worth(found), width_tables.clipped(found))))
     for line in (
         *_table(cells, found.ratio),
@@ -150,7 +150,7 @@ def _table(cells: "tuple[Cell, ...]", ratio: str) -> Iterator[Any]:
             row = next(row for _, row in rows_of(cells, view))
             names = ["ε", *(f"{cell.records:,} records" for cell in row)]
             rows.append(["no noise", *(size(cell.open_detectable, ratio) for cell in row)])
-            title = f"Smallest {effect_name(ratio)} of the median covariate, view {view}"
+            title = f"Smallest {effect_name(ratio)}, median covariate, view {view}"
             yield tables.grid(names, rows, title, ("ε",))
 
 
@@ -189,7 +189,7 @@ def _prior(steps: Any, found: "Widths") -> str:
     units = {row.name for row in found.rows if row.unit}
     said = [
         f"{step.name} {_short(step.low)} to {_short(step.high)}"
-        + (f" per {step.step:g}" if step.step != 1.0 or step.name in units else "")
+        + (f" per {step.per}" if step.step != 1.0 or step.name in units else "")
         for step in steps
     ]
     return (

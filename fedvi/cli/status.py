@@ -1,6 +1,7 @@
 """`fedvi status`: a server's run at a glance, also while the server is stopped."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,17 +77,19 @@ def _show_all(runs: Mapping[Path, dict[str, Any]], as_json: bool) -> None:
             str(run["rounds"]) if run["server"] == "stopped" else where(run),
             ", ".join(row["name"] for row in run["clients"] if row["silent"]) or "–",
             run["server"],
-            str(folder),
         )
         for folder, run in runs.items()
         if "error" not in run
     ]
-    names = ("study", "status", "round", "silent", "server", "folder")
+    names = ("study", "status", "round", "silent", "server")
     tables.console().print(tables.grid(names, rows, "", names), crop=False)
     for folder, run in runs.items():
         if "error" in run:
             click.echo(f"{folder}: {run['error']}", err=True)
-    click.echo("one of them: fedvi status FOLDER")
+    # Below the table, where no terminal is too narrow for a path that is to be copied.
+    click.echo("one of them:")
+    for folder in runs:
+        click.echo(f"  fedvi status {shlex.quote(str(folder))}")
 
 
 def show(run: dict[str, Any], as_json: bool) -> None:

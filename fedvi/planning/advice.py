@@ -42,6 +42,7 @@ from fedvi.study import factories, modelling
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import parse_study
 from fedvi.study.sections import KindSection
+from fedvi.study.spec import shared_parts
 from fedvi.updates.abilities import ability
 from fedvi.updates.base import LocalSolver
 from fedvi.updates.conjugate import ConjugateModel
@@ -206,7 +207,7 @@ def _numbers(assembly: Assembly) -> PublicNumbers | None:
         return None
     return PublicNumbers(
         coefficients=assembly.model.size,
-        records=most,
+        records=round(np.mean([*shared_parts.records(study).values()])),
         clients=len(assembly.clients),
         rounds=assembly.schedule.rounds,
         prior_sd=_prior_sd(assembly),

@@ -224,16 +224,19 @@ def _root(schema: Schema, expected: Mapping[str, Expected]) -> np.ndarray:
     A correlation with a binary column is smaller than with the normal variable that was cut into it.
 
     Raises:
-      ConfigError: a correlation is stated with levels, or with a column outside the formula.
+      ConfigError: a correlation is stated with levels, or with no column.
     """
     names = list(expected)
     whole = np.eye(len(names))
     for name, said in expected.items():
         for other, value in said.correlations.items():
+            # A shorter formula is planned, too, and leaves out what it has no column of.
+            if other in schema and other not in expected:
+                continue
             if other not in expected or isinstance(schema[other], Level) or other == name:
                 raise ConfigError(
                     f"data.schema.{name}.expected.correlations: {other!r}, expected another number or "
-                    "binary column of the formula",
+                    "binary column of the study",
                     did_you_mean(other, [column for column in names if column != name]),
                 )
             cut = _cut(schema[name], said) * _cut(schema[other], expected[other])

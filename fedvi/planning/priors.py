@@ -1,9 +1,11 @@
 """Explains a prior by the ratio for a practical step of each column, and finds conflicts with bounds."""
 
 import math
+from dataclasses import replace
 from typing import NamedTuple
 
 from fedvi.data.schema import Number
+from fedvi.data.unit_words import step_of
 from fedvi.planning.made_up import expected_of, is_known, spread_of
 from fedvi.report.contents import Z95
 from fedvi.study.build import Assembly
@@ -33,12 +35,14 @@ class Step(NamedTuple):
       step: in the unit of the file: a round number, about an sd.
       low, high: the 95 % prior interval of the ratio for that step; of the difference, if the model has
         no ratios.
+      per: the step with its unit, such as "10 years".
     """
 
     name: str
     step: float
     low: float
     high: float
+    per: str
 
 
 def steps(assembly: Assembly) -> tuple[Step, ...]:
@@ -46,14 +50,14 @@ def steps(assembly: Assembly) -> tuple[Step, ...]:
     ratio = bool(shared_parts.ratio(assembly.study))
     found = []
     for name, sd, column in _alone(assembly):
-        step, size = 1.0, sd
+        step, size, per = 1.0, sd, "1"
         if isinstance(column, Number) and not column.whole:
             step = round_below(spread_of(column, expected_of(assembly, name))[1])
-            size = sd * step / column.scale
+            size, per = sd * step / column.scale, step_of(replace(column, scale=step))
         high = Z95 * size
         if ratio:
             high = math.exp(min(high, 700.0))
-        found.append(Step(name, step, 1.0 / high if ratio else -high, high))
+        found.append(Step(name, step, 1.0 / high if ratio else -high, high, per))
     return tuple(found)
 
 

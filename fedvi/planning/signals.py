@@ -47,7 +47,7 @@ class PublicNumbers(NamedTuple):
 
     Attributes:
       coefficients: D, the number of θ's coordinates.
-      records: N, the declared largest number of records (or units) of a client.
+      records: N, the records (or units) that a client is expected to hold.
       clients: M.
       rounds: T.
       prior_sd: s₀, the median of the prior's sds.

@@ -58,7 +58,8 @@ def front(contents: Contents) -> Front:
     clear = [row for row in effects if _is_clear(contents, row)]
     clear.sort(key=lambda row: row.name in contents.by_chance)
     # Effects that stand out first, then the others that are furthest from 0, in the study's order.
-    still = [row for row in effects if row not in clear]
+    # What noise alone moved away from 0 is among the doubts: beside its interval, no word would be right.
+    still = [row for row in effects if row not in clear and row.lower <= 0.0 <= row.upper]
     shown = clear[:_MOST] + [still[index] for index in furthest(still, max(0, _MOST - len(clear)))]
     table = figure = None
     if shown:

@@ -4,6 +4,7 @@ Its texts are in ``sections``, its layout in ``templates``.
 """
 
 import base64
+import re
 from typing import Any, NamedTuple
 
 from fedvi import errors
@@ -77,7 +78,7 @@ def html(report: Said) -> str:
       ConfigError: Jinja is not installed.
     """
     text: str = _environment(escaped=True).get_template("page.html").render(report._asdict())
-    return text
+    return re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text)
 
 
 def markdown(report: Said) -> str:

@@ -48,6 +48,7 @@ __all__ = [
     "share",
     "share_in_words",
     "some",
+    "units_grid",
 ]
 
 SETTLED = 0.3
@@ -334,6 +335,9 @@ def coefficient_table(
         return wide
     if _natural_width(wide) <= width:
         return wide
+    if _natural_width(narrow) > width:  # a level goes under its column's name
+        parted = [{**row, "name": row["name"].replace("[", "\n  [", 1)} for row in shown]
+        narrow = _coefficients(parted, title, ratio, pooled, folded=True)
     excess, names = _natural_width(narrow) - width, narrow.columns[0]
     if excess > 0:
         names.max_width = max(_LEAST_NAME, _longest_line(names) - excess)
@@ -494,6 +498,19 @@ def grid(
     """Makes a table of cells; the columns in ``left`` contain words, all others numbers."""
     escaped = [[escape(cell) for cell in row] for row in rows]
     return _filled(_table(title), names, escaped, left)
+
+
+def units_grid(
+    names: Sequence[str], rows: Sequence[Sequence[str]], title: str, width: int
+) -> Table:
+    """Makes a table of coefficients with names and units; on a narrow console units go under names."""
+    left = ("coefficient", "unit")
+    wide = grid(names, rows, title, left)
+    if names[1] != "unit" or _natural_width(wide) <= width:
+        return wide
+    under = [(f"{name}\n{_under(unit)}".strip(), *rest) for name, unit, *rest in rows]
+    heads = (name.replace("smallest ", "smallest\n") for name in (names[0], *names[2:]))
+    return grid(tuple(heads), under, title, left)
 
 
 def _filled(

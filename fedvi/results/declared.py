@@ -59,8 +59,9 @@ def _values(column: Column) -> str:
     if isinstance(column, Level):
         more = len(column.levels) - _MOST
         return ", ".join(column.levels[:_MOST]) + (f", and {more} more" if more > 0 else "")
-    true, false = _listed(column.true), _listed(column.false)
-    return f"{_words(column)[0]} ({true}) or {_words(column)[1]} ({false})"
+    cells = _listed(column.true), _listed(column.false)
+    pairs = zip(_words(column), cells, strict=True)
+    return " or ".join(word if word == cell else f"{word} ({cell})" for word, cell in pairs)
 
 
 def _missing(column: Column) -> str:

@@ -340,7 +340,12 @@ def _said_of_chance(verdict: Verdict) -> str:
     most = f". If no effect were real, up to {most_by_chance(of)} of {of} would stand out by chance"
     if len(weak) < len(verdict.stand_out):
         return f"{most}; {_listed(weak)} may be such"
-    return f"{most}: {'a hint, and no finding' if len(weak) == 1 else 'hints, and no findings'}"
+    what = (
+        "this one is a hint, not a finding"
+        if len(weak) == 1
+        else "take these as hints, not as findings"
+    )
+    return f"{most}: {what}"
 
 
 def _effective(

@@ -31,8 +31,8 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
     rounds = study.schedule.arguments.get("rounds")
     if isinstance(rounds, int) and rounds > _MANY:
         yield (
-            f"schedule.rounds is {rounds:,}: each site answers so often, and the more noise is in each "
-            "answer. 10 to 50 are enough"
+            f"schedule.rounds is {rounds:,}: the more often a site answers, the more noise each answer "
+            "needs. 10 to 50 are enough"
         )
     scale, ratio = (
         0.0 if study.prior is None else study.prior.scale,

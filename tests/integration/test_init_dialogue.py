@@ -42,14 +42,14 @@ TEXT = "patient_id,age,sex,stage,lactate,died,note\n" + ROWS + "P1,91.125,m,IV,9
 class Terminal:
     """A program on a terminal, and what it has printed since the last text that was waited for."""
 
-    def __init__(self, *arguments: object) -> None:
+    def __init__(self, *arguments: object, columns: int) -> None:
         self.mine, theirs = pty.openpty()
         self.done = subprocess.Popen(
             [*PROGRAM, *map(str, arguments)],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env=os.environ | {"PYTHONUTF8": "1", "TERM": "dumb"},
+            env=os.environ | {"PYTHONUTF8": "1", "TERM": "dumb", "COLUMNS": str(columns)},
             start_new_session=True,
         )
         os.close(theirs)
@@ -82,8 +82,8 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(*arguments: object) -> Iterator[Terminal]:
-    opened = Terminal(*arguments)
+def terminal(*arguments: object, columns: int = 1_000) -> Iterator[Terminal]:
+    opened = Terminal(*arguments, columns=columns)
     try:
         yield opened
     finally:
@@ -191,6 +191,25 @@ def test_a_dialogue_from_a_file_to_a_study(tmp_path: Path, file: Path) -> None:
     assert not any(cell in told for cell in ("91.125", "93.75", "P1,", "scribble"))
 
 
+def test_no_word_is_broken_on_a_terminal_of_80_columns(tmp_path: Path, file: Path) -> None:
+    with terminal(tmp_path / "study", "--from", file, *SETTLED, columns=80) as asked:
+        for question in (
+            "to suggest types",
+            "patient_id looks like",
+            "note looks like",
+            "Are cells",
+        ):
+            asked.say(question, "")
+        asked.say("age: what it may hold", "?")
+        asked.say("age: what it may hold", "18..x")
+        asked.say("age: what it may hold", "18..100")
+        asked.say("age: unit of its", "often")
+        asked.until("Error: ")
+        asked.until("age: unit of its")
+    # Python's own prompt comes last in its line, and the answer after it.
+    assert max(map(len, re.sub(r": .{0,7}$", "", asked.printed, flags=re.M).splitlines())) <= 80
+
+
 def test_ctrl_c_leaves_nothing(tmp_path: Path, file: Path) -> None:
     with terminal(tmp_path / "study", "--from", file, "--clients", "a,b") as asked:
         asked.say("Name of the study", "back")
@@ -204,6 +223,20 @@ def test_ctrl_c_leaves_nothing(tmp_path: Path, file: Path) -> None:
                 break
         assert asked.done.poll() == 130
     assert {path.name for path in tmp_path.iterdir()} == {"north.csv"}
+
+
+def test_who_confirms_an_outcome_is_told_how_many_records_have_none(tmp_path: Path) -> None:
+    file = tmp_path / "north.csv"
+    file.write_text(
+        "died,age\n" + "".join(f"{'yn'[i % 2] * (i % 5 > 0)},{41 + i % 37}\n" for i in range(100))
+    )
+    given = ["--kind", "logistic", "--clients", "a,b", "--protection", "none", "--name", "trial"]
+    with terminal(tmp_path / "study", "--from", file, *given, "--response", "died") as asked:
+        asked.say("to suggest types and levels", "")
+        asked.say("Are cells of covariates missing", "")
+        asked.until(
+            "it looks (YES/NO); about 20 % of its cells are missing: these records are left out;"
+        )
 
 
 def test_numbers_that_often_mean_missing_are_asked_for(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ def test_public_records_are_held_against_the_posterior_as_evaluate_does(
     assert found["mean_log_likelihood"] == expected["mean_log_likelihood"]
     text = (unprotected / "report" / "report.html").read_text(encoding="utf-8")
     assert "These figures are not protected" in text
-    assert f"{100 * expected['classes']['accuracy']:.1f} %" in text
+    assert f"{100 * expected['classes']['accuracy']:.1f}\N{NO-BREAK SPACE}%" in text
 
 
 def test_influence_is_that_of_the_result(unprotected: Path) -> None:
@@ -700,6 +700,31 @@ def test_the_first_page_stands_alone_and_each_statement_on_a_page_of_its_own(
     assert all(top > 110.0 for _, top in places.values())
 
 
+@pytest.mark.parametrize("lines", [4, 6])
+def test_eight_effects_with_long_names_leave_the_first_page_whole(
+    page: "Page", private: Path, lines: int
+) -> None:
+    page.goto((private / "report" / "report.html").as_uri())
+    rows = page.locator(".effects tbody tr")
+    assert rows.count() == 8
+    # An answer as long as that of a study with many effects that noise alone moved.
+    page.evaluate(
+        """lines => {
+        const answer = document.querySelector('.answer');
+        answer.innerHTML = '';
+        for (let at = 0; at < lines; at++) {
+            const line = answer.appendChild(document.createElement('li'));
+            line.innerText = 'a line of words '.repeat(18);
+        }
+        for (const cell of document.querySelectorAll('.effects tbody td:nth-child(2)'))
+            cell.innerText = 'against African American';
+        }""",
+        lines,
+    )
+    places, _ = places_in(page.pdf(prefer_css_page_size=True))
+    assert places["short"][0] == 1
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("least", [4, 3], ids=["all", "some missing"])
 def test_a_statement_of_masked_sums_is_one_page_too(
@@ -757,12 +782,14 @@ def test_no_heading_is_printed_without_what_it_is_of_and_no_note_without_its_tab
     assert len(sections) >= 6
     for section in sections:
         heading = section.locator("h2").text_content()
-        captions = section.locator("caption, figcaption").all_text_contents()
+        told = section.locator("caption, figcaption").all_text_contents()
+        captions = [" ".join(caption.split()) for caption in told]
         # The list of contents is on the second page.
         at = [leaf for leaf in leaves[1:] if heading in leaf][-1]
         assert not captions or any(caption in at for caption in captions), heading
     for note in page.locator(".notes li").all_text_contents():
-        assert not any(leaf.lstrip("• ").startswith(note[:30]) for leaf in leaves), note
+        start = " ".join(note.split())[:30]
+        assert not any(leaf.lstrip("• ").startswith(start) for leaf in leaves), note
 
 
 @pytest.mark.skipif(shutil.which("pdftotext") is None, reason="needs poppler's pdftotext")

@@ -55,7 +55,7 @@ def parse_type(text: str) -> dict[str, Any]:
     if kind not in _TYPES:
         raise errors.ConfigError(
             f"the type is {kind!r}, expected one of {', '.join(_TYPES)}",
-            f"{errors.did_you_mean(kind, _TYPES)}; {_SPELLINGS}",
+            _SPELLINGS,
         )
     return {"type": kind} | (_detail(kind, detail) if colon else {})
 

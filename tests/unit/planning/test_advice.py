@@ -253,6 +253,16 @@ def test_every_mode_is_priced_at_the_promise_of_the_study() -> None:
     assert [kind for kind, mode in modes.items() if mode.summed] == ["site_release", "vips"]
 
 
+def test_ratios_are_those_of_the_records_that_sites_are_expected_to_hold() -> None:
+    raw = raw_private("site_release", 8.0)
+    most = planned(raw)
+    for client in raw["clients"]:
+        client["expected_records"] = RECORDS // 5
+    found = planned(raw)
+    assert (most.numbers.records, found.numbers.records) == (RECORDS, RECORDS // 5)
+    assert own(found).coefficients < own(most).coefficients / 2
+
+
 def test_what_is_not_offered_says_why_and_is_not_recommended() -> None:
     found = planned(raw_private("dp_optimisation", 1.0, family="diagonal_gaussian"))
     (mode,) = [mode for mode in found.modes if mode.solver == "site_release"]

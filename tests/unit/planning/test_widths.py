@@ -171,6 +171,12 @@ def test_a_belief_that_cannot_be_is_refused_by_name(
         widths(planned(raw))
 
 
+def test_a_correlation_with_a_column_of_the_second_half_stops_no_plan_of_the_first() -> None:
+    raw = raw_plan(1.0)
+    raw["data"]["schema"]["age"]["expected"]["correlations"] = {"male": 0.3}
+    assert scenarios.levers(planned(raw))
+
+
 def test_a_prior_that_leaves_no_room_within_wide_bounds_is_warned_of() -> None:
     raw = raw_plan()
     raw["data"]["schema"]["score"] = {
@@ -272,12 +278,14 @@ def test_times_and_counts_are_foretold_too() -> None:
 def test_the_step_of_the_prior_is_told_also_where_it_is_one(tmp_path: Path) -> None:
     raw = raw_plan(1.0)
     raw["data"]["schema"]["score"]["expected"]["sd"] = 1.0
+    raw["data"]["schema"]["age"]["unit"] = "years"
     path = tmp_path / "study.json"
     path.write_text(json.dumps(raw))
     said = CliRunner().invoke(main, ["plan", str(path)]).output
     # The table is of another unit: without its own, the one would be held against the other.
     assert re.search(
-        r"the prior says, .*: age \S+ to \S+ per 10; score \S+ to \S+ per 1; male \S+ to", said
+        r"the prior says, .*: age \S+ to \S+ per 10 years; score \S+ to \S+ per 1; male \S+ to",
+        said,
     )
 
 

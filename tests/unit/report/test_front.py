@@ -21,3 +21,11 @@ def test_of_many_open_effects_those_furthest_from_0_are_shown_in_the_order_of_th
     shown = front.front(made(outcome="died", coefficients=(*wide, clear), stand_out=("z",))).effects
     assert shown is not None
     assert [row[0] for row in shown.rows] == ["z", "x3", "x4", "x5", "x6", "x7", "x8", "x9"]
+
+
+def test_an_effect_that_noise_alone_moved_from_0_is_not_told_as_open() -> None:
+    age = made().coefficients[1]
+    moved = age._replace(name="x", label="x", mean=-4.0, sd=2.0, lower=-8.0, upper=-0.3)
+    found = front.front(made(outcome="died", coefficients=(age, moved), stand_out=())).effects
+    assert found is not None
+    assert [row[0] for row in found.rows] == ["age"]

@@ -175,6 +175,12 @@ def test_a_page_names_nothing_that_would_be_fetched() -> None:
         assert "@import" not in style
 
 
+def test_no_line_ends_between_a_number_and_its_percent_sign() -> None:
+    text = html(made(verdict=("leaving out about 83 % of the records",)))
+    assert "about 83\N{NO-BREAK SPACE}% of the" in text
+    assert not re.search(r"\d %", text)
+
+
 def test_marks_and_missing_protection_are_where_nobody_overlooks_them() -> None:
     plain = made()
     marked = plain._replace(

@@ -225,3 +225,34 @@ def test_a_terminal_breaks_sentences_between_words_and_a_pipe_gets_them_whole(mo
     assert all(len(line) <= 80 or " " not in line.strip() for line in lines)
     assert all(line.startswith("  ") for line in lines[1:])
     assert " ".join(line.strip() for line in lines) == said
+
+
+def test_units_of_a_plan_go_under_long_names_where_the_terminal_is_narrow() -> None:
+    names = (
+        "coefficient",
+        "unit",
+        "± 95 %",
+        "no noise",
+        "times",
+        "smallest odds ratio",
+        "no noise",
+    )
+    numbers = ("≥ 0.34", "0.27", "1.3", "≥ 1.18", "1.14")
+    rows = [
+        ("numbedscategory[100 - 249]", "", *numbers),
+        ("age", "per 10 years from 60", *numbers),
+    ]
+    wide = shown(tables.units_grid(names, rows, "Plan", 120), 120)
+    assert "per 10 years from 60" in wide
+    narrow = shown(tables.units_grid(names, rows, "Plan", 80), 80)
+    assert "numbedscategory[100 - 249]" in narrow
+    assert "unit" not in narrow
+    assert re.search(r"age .*\n   per 10 years +\n   from 60", narrow)
+    assert max(map(len, narrow.splitlines())) <= 80
+
+
+def test_a_level_goes_under_its_column_where_both_are_too_long_for_the_terminal() -> None:
+    row = COEFFICIENT | {"name": "workclass[Self-emp-not-inc]", "unit": "", "odds_upper": 19.3}
+    text = shown(tables.coefficient_table([row], "t", "odds", True, 80), 80)
+    assert re.search(r"\n workclass .*\n   \[Self-emp-not-inc\] ", text)
+    assert max(map(len, text.splitlines())) <= 80

@@ -59,6 +59,14 @@ def test_each_column_of_the_formula_is_told_as_it_is_declared() -> None:
     )
 
 
+def test_a_word_that_is_the_cell_is_not_said_twice() -> None:
+    told = {"type": "binary", "true": ["Male"], "false": ["F"], "words": ["Male", "Female"]}
+    raw = raw_plan()
+    raw["model"]["formula"] = "dead ~ male"
+    raw["data"]["schema"] = {"dead": COLUMNS["dead"], "male": told}
+    assert declared(parse_study(raw))[1].values == "Male or Female (F)"
+
+
 def test_without_a_promise_a_missing_cell_is_refused() -> None:
     rows = declared(study(protection="none"))
     assert rows[0].missing == "the site's file is refused"
