@@ -411,7 +411,7 @@ def _remarks(result: "Result") -> "list[str]":
                 + (f"round {update.rounds}" if update.stage is None else update.stage.words)
                 + f", at version {update.version}"
             )
-        if update.removed:
+        if update.removed and result.assembly.gather is None:
             lines.append(
                 f"the posterior is without the factor of {', '.join(update.removed)}; what it was charged "
                 "stays charged, for it was seen"

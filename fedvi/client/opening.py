@@ -115,7 +115,7 @@ def opened(
     valid = (
         (name, signed)
         for name, signed in found
-        if certificates.is_signed(held.vouchers[name], content, signed)
+        if certificates.is_signed(held.vouchers.get(name, b""), content, signed)
     )
     # Check only as many signatures as a certificate needs: with 200 sites this takes the longest.
     signatures = dict(itertools.islice(valid, terms.threshold))

@@ -391,7 +391,7 @@ def _participation(contents: Contents) -> Section:
     notes = [
         "a site is charged before its records are read, so it may be charged for more than was folded"
     ]
-    if any(site.removed is not None for site in contents.sites):
+    if any(site.removed is not None and site.charged for site in contents.sites):
         notes.append(
             "the posterior no longer contains the factor of a removed site; what that site released was "
             "seen, and stays charged"

@@ -10,7 +10,6 @@ Sites do not trust the server here: they check signatures and tags, and a forged
 
 from fedvi import errors
 from fedvi.federation.messages import KeyPart, Wait
-from fedvi.privacy import agreement
 from fedvi.privacy.pairs import OFFER_BYTES
 from fedvi.server.core import kept, openings
 from fedvi.server.core.state import REMOVED, REVOKED, ServerSpec, ServerState, Update
@@ -18,7 +17,7 @@ from fedvi.server.core.state import REMOVED, REVOKED, ServerSpec, ServerState, U
 __all__ = [
     "STAGES",
     "boards",
-    "can_do_without",
+    "can_do_without_some",
     "is_ready",
     "parts",
     "post",
@@ -103,14 +102,9 @@ def post(
     return state, Wait(parts(spec, state, name, part.stage))
 
 
-def can_do_without(spec: ServerSpec, state: ServerState, name: str) -> bool:
-    """Whether a study may still begin without a site: nobody has seen any keys, and enough are left."""
-    gone = {name, *(other for other in spec.clients if state.away.get(other) == REMOVED)}
-    return (
-        openings.opens(spec)
-        and stage(state) == 0
-        and len(spec.clients) - len(gone) >= _fewest(spec)
-    )
+def can_do_without_some(spec: ServerSpec, state: ServerState) -> bool:
+    """Whether a study may still begin without sites: rounds may miss some, and nobody has seen any keys."""
+    return openings.opens(spec) and stage(state) == 0
 
 
 def settled(spec: ServerSpec, state: ServerState) -> ServerState:
@@ -119,7 +113,7 @@ def settled(spec: ServerSpec, state: ServerState) -> ServerState:
     They are removed for good, since they can never be given keys. What one of them posted is dropped at
     once: before the stage is complete nobody has seen it.
     """
-    if not openings.opens(spec) or stage(state) > 0:
+    if not can_do_without_some(spec, state):
         return state
     gone = [name for name in spec.clients if state.away.get(name) in (REMOVED, REVOKED)]
     if not gone:
@@ -128,7 +122,8 @@ def settled(spec: ServerSpec, state: ServerState) -> ServerState:
     if own & state.keys.keys():
         state = state._replace(keys={k: part for k, part in state.keys.items() if k not in own})
     waited = [n for n in spec.clients if n not in gone and f"{STAGES[0]}/{n}" not in state.keys]
-    if waited or len(spec.clients) - len(gone) < _fewest(spec):
+    # A study's quorum is T and `least_reporting`, or more.
+    if waited or len(spec.clients) - len(gone) < spec.patience.quorum:
         return state
     blank = {f"{number}/{name}": b"" for name in gone for number in STAGES}
     new = tuple(name for name in gone if state.away[name] == REVOKED)
@@ -136,13 +131,9 @@ def settled(spec: ServerSpec, state: ServerState) -> ServerState:
         update = Update(state.version, (), (), 1.0, 0, None, removed=new)
         away = kept.put_all(state.away, dict.fromkeys(new, REMOVED))
         state = state._replace(away=away, history=(*state.history, update))
-    return state._replace(keys={**state.keys, **blank})
-
-
-def _fewest(spec: ServerSpec) -> int:
-    sums = spec.gathering.sums
-    needed = agreement.threshold(len(spec.clients), sums.colluding)
-    return max(needed, sums.least_reporting, spec.patience.quorum)
+    # A turn that it missed while the others waited for its keys was of no round.
+    skipped = tuple(name for name in state.skipped if name not in gone)
+    return state._replace(keys={**state.keys, **blank}, skipped=skipped)
 
 
 def _check(spec: ServerSpec, state: ServerState, name: str, part: KeyPart) -> None:

@@ -39,7 +39,7 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
     recorded in its ledger and not folded; an answer that waits is dropped. All that it was charged stays
     charged. Where the server computes a posterior from noisy factors, it recomputes that from the other
     clients' factors alone. Removing a client again changes nothing. With masked sums that sites may miss, a
-    client can be removed before keys are agreed on: the study begins without it.
+    client can be removed while the keys of any client are missing: the study begins without it.
 
     If the likelihood is Gaussian in θ, the result is at once the posterior of the other records. Otherwise
     the other factors, which were fitted beside this one, adapt as their clients answer again. Removal
@@ -62,13 +62,21 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
         )
     if is_removed(state, name):
         return state
-    before = spec.gather is not None and key_board.can_do_without(spec, state, name)
+    before = key_board.can_do_without_some(spec, state)
     if spec.gather is not None and not before:
+        hint = (
+            "`fedvi ca revoke` lets later rounds go on without it, if privacy.least_reporting others "
+            "are left; for a posterior without its records, stop the run, and start a study without it"
+        )
+        if not key_board.is_ready(spec, state):
+            hint = (
+                "nobody gets a task before the clients have agreed on keys, for which it is needed: start "
+                "it again, or stop the run, and start a study without it"
+            )
         raise errors.ConfigError(
             f"client {name!r} cannot be divided out: the study publishes sums over clients alone "
             '(privacy.view = "aggregate"), and keeps no client\'s factor',
-            "`fedvi ca revoke` lets later rounds go on without it, if privacy.least_reporting others "
-            "are left; for a posterior without its records, stop the run, and start a study without it",
+            hint,
         )
     state = tick(spec, state, now)
     if state.status in OVER:

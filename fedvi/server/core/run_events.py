@@ -97,6 +97,8 @@ def between(
             found.append(RunEvent("added", name, f"{name} was added to the run"))
         for name in update.removed:
             text = f"{name} was removed: version {update.version} is without its factor"
+            if spec.gather is not None:  # nothing else can be removed from sums
+                text = f"{name} was removed: the study begins without it"
             found.append(RunEvent("removed", name, text))
         if update.given_up:
             found.append(RunEvent("given_up", "", given_up(spec, update)))

@@ -12,6 +12,7 @@ from fedvi.privacy import agreement, certificates
 from fedvi.privacy.agreement import Terms, Turn
 from fedvi.privacy.certificates import Certificate
 from fedvi.server.core import key_board, protocol
+from fedvi.server.core.run_events import between
 from fedvi.study import build
 from fedvi.study.build import Assembly
 from fedvi.study.config import parse_study
@@ -65,7 +66,7 @@ def test_a_study_begins_without_a_site_that_is_removed_or_revoked(
     assert [update.removed for update in state.history if update.removed] == [(absent,)]
     folds = [sorted(update.clients) for update in state.history if update.clients]
     assert folds == [sorted(there)] * 3
-    assert not any(update.given_up for update in state.history)
+    assert not any(update.given_up or update.missing for update in state.history)
 
 
 def test_a_site_may_be_missing_beside_one_that_the_study_began_without() -> None:
@@ -84,10 +85,24 @@ def test_a_site_may_be_missing_beside_one_that_the_study_began_without() -> None
     assert not any(update.given_up for update in state.history)
 
 
+@pytest.mark.parametrize("leave", [remove, revoke])
+def test_the_log_says_so(assembly: Assembly, leave: Callable[[Consortium, str], None]) -> None:
+    consortium = Consortium(assembly)
+    workers = {name: consortium.worker(name) for name in NAMES[1:]}
+    for worker in workers.values():
+        worker.tick()
+    before = consortium.coordinator.state
+    leave(consortium, "north")
+    told = between(assembly.spec, before, consortium.coordinator.state, None)
+    assert "north was removed: the study begins without it" in [event.text for event in told]
+
+
 def test_it_waits_for_enough_and_cannot_do_without_later(assembly: Assembly) -> None:
     consortium = Consortium(assembly)
     consortium.coordinator.remove("west")
-    with pytest.raises(errors.ConfigError, match="cannot be divided out"):
+    with pytest.raises(
+        errors.ConfigError, match="without client 'home' 3 are left, expected at least 4"
+    ):
         consortium.coordinator.remove("home")
     revoke(consortium, "home")
     workers = {name: consortium.worker(name) for name in NAMES[:3]}
@@ -99,9 +114,20 @@ def test_it_waits_for_enough_and_cannot_do_without_later(assembly: Assembly) -> 
     assert consortium.coordinator.state.status == "completed"
 
     begun = Consortium(assembly)
-    begun.set_up()
-    with pytest.raises(errors.ConfigError, match="cannot be divided out"):
+    workers = {name: begun.worker(name) for name in NAMES}
+    for worker in workers.values():
+        worker.tick()
+    # All have seen its keys, and none has its offers: it is needed.
+    with pytest.raises(errors.ConfigError, match="cannot be divided out") as refused:
         begun.coordinator.remove("west")
+    assert "before the clients have agreed on keys, for which it is needed" in str(
+        refused.value.hint
+    )
+    for worker in workers.values():
+        worker.tick()
+    with pytest.raises(errors.ConfigError, match="cannot be divided out") as refused:
+        begun.coordinator.remove("west")
+    assert "`fedvi ca revoke` lets later rounds go on without it" in str(refused.value.hint)
 
 
 def test_where_all_must_answer_nobody_is_left_out() -> None:
@@ -125,6 +151,27 @@ def test_a_set_with_a_site_that_the_study_began_without_is_not_signed() -> None:
             agreement.may_open(TERMS, "north", turn, "x", text, inside)
     text = agreement.Named(0, NAMES[:4], ("x",) * 4).text
     assert agreement.may_sign(TERMS, "north", turn, "x", text).signed == text
+
+
+def test_a_set_with_such_a_site_is_not_opened_either(assembly: Assembly) -> None:
+    """The server leaves out the signing, and asks at once for the opening."""
+
+    def reply(request: Request, honest: Reply) -> Reply:
+        if not (isinstance(honest, Wait) and len(honest.parts) > 2 and b"visit" in honest.parts[0]):
+            return honest
+        text, *parts = honest.parts
+        told = json.loads(text)
+        names, digests = ("north", *told["clients"]), ("x", *told["digests"])
+        whole = agreement.Named(told["visit"], names, digests).text.encode()
+        count = len(told["clients"])
+        return Wait((whole, b"", *parts[:count], b"", *parts[count:]))
+
+    consortium = Consortium(assembly)
+    workers = {name: consortium.worker(name) for name in NAMES[2:]}
+    workers["east"] = consortium.worker("east", lambda link: Lying(link, reply))
+    consortium.coordinator.remove("north")
+    with pytest.raises(errors.ProtocolError, match="names 'north', which this study began without"):
+        play(consortium, workers, 12)
 
 
 def lied_to(

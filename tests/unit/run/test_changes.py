@@ -135,6 +135,29 @@ def test_the_command_says_who_left_and_who_joined(tmp_path: Path) -> None:
         assert f"--remove is '{wrong}', expected CLIENT=ROUNDS" in found.stderr
 
 
+def test_a_study_of_sums_says_that_it_began_without_a_client(tmp_path: Path) -> None:
+    names, out = ("north", "east", "west", "south"), tmp_path / "out"
+    promise = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+    sums = {
+        "solver": {"kind": "site_release", "clip_norm": 2.0},
+        "schedule": {"kind": "synchronous", "rounds": 1, "deadline_seconds": 10.0},
+        "privacy": {**promise, "view": "aggregate", "least_reporting": 3},
+        "aggregation": {"secure": True},
+    }
+    study = str(study_file(tmp_path, names=names, **sums))
+    run = ["simulate", study, "--remove", "east=0", "--out", str(out)]
+    found = CliRunner().invoke(main, run)
+    assert found.exit_code == 0, found.output
+    assert "removed: east after round 0, at version 0\n" in found.stdout
+    found_report = CliRunner().invoke(main, ["report", str(out)])
+    assert found_report.exit_code == 0, found_report.output
+    # It never had a factor, nor a charge.
+    assert "the factor of east" not in found.stdout
+    text = (out / "report" / "report.md").read_text()
+    assert "removed at version 0" in text
+    assert "the factor of a removed site" not in text
+
+
 # A study that got further clients
 
 
