@@ -206,8 +206,9 @@ def test_no_word_is_broken_on_a_terminal_of_80_columns(tmp_path: Path, file: Pat
         asked.say("age: unit of its", "often")
         asked.until("Error: ")
         asked.until("age: unit of its")
-    # Python's own prompt comes last in its line, and the answer after it.
-    assert max(map(len, re.sub(r": .{0,7}$", "", asked.printed, flags=re.M).splitlines())) <= 80
+    # Python's own prompt comes last in its line, and the answer after it. A path stays in one piece.
+    lines = re.sub(r": .{0,7}$", "", asked.printed, flags=re.M).splitlines()
+    assert max(len(line) for line in lines if str(tmp_path) not in line) <= 80
 
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path, file: Path) -> None:

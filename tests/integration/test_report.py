@@ -867,6 +867,7 @@ def test_a_servers_folder_gives_the_report_of_the_simulation(served: tuple[Path,
     assert "on a page of its own, to be signed" in text
 
 
+@pytest.mark.nightly
 def test_a_server_that_goes_on_gets_no_report(served: tuple[Path, Path], tmp_path: Path) -> None:
     folder = Path(shutil.copytree(served[0], tmp_path / "state"))
     path = folder / "result" / "result.json"

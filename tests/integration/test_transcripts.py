@@ -513,6 +513,7 @@ def test_what_cannot_be_recorded_is_refused(run: Path, tmp_path: Path) -> None:
     assert sorted(path.stem for path in folder.iterdir()) == ["00000", "00001", "00002"]
 
 
+@pytest.mark.nightly
 def test_a_server_of_the_command_line_keeps_it_and_goes_on_with_it(
     tmp_path: Path,
 ) -> None:
