@@ -1,7 +1,7 @@
 """Studies of secure sums in one process: sites, an honest server, and one that lies on the way."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,6 +107,7 @@ class Consortium:
             for name in assembly.clients
         }
         self.told: dict[str, str] = {}
+        self.absent: set[str] = set()
         self._shards = {
             name: site.shard_of(assembly, name, source)
             for name, source in records(assembly.clients).items()
@@ -120,6 +121,11 @@ class Consortium:
 
     def worker(self, name: str, wrap: Callable[[Link], Link] = lambda link: link) -> Worker:
         """A new process of a site, on the store of those before."""
+
+        def tell(roster: str, absent: Sequence[str]) -> None:
+            self.told[name] = roster
+            self.absent |= set(absent)
+
         return site.client_worker(
             self.assembly,
             name,
@@ -128,7 +134,7 @@ class Consortium:
             self._shards[name],
             signer=self.signers[name],
             roster=self.rosters.get(name),
-            tell=functools.partial(self.told.__setitem__, name),
+            tell=tell,
         )
 
     def run(self, workers: dict[str, Worker], until: Callable[[], bool] = lambda: False) -> None:

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -376,14 +376,15 @@ class _Waiting:
         self._report("waiting", f"waiting for {self._server}: {reason}")
 
 
-def _pinning(report: app.Report) -> Callable[[str], None]:
+def _pinning(report: app.Report) -> Callable[[str, Sequence[str]], None]:
     """Returns what says with whom this site masks its answers from now on."""
 
-    def say(roster: str) -> None:
+    def say(roster: str, absent: Sequence[str]) -> None:
+        without = f", without {', '.join(absent)}" if absent else ""
         report(
             "roster",
-            f"masks its answers with the sites of the roster {roster}: compare it with the other sites, "
-            "over the telephone, and write it into the policy as allow.roster",
+            f"masks its answers with the sites of the roster {roster}{without}: compare it with the other "
+            "sites, over the telephone, and write it into the policy as allow.roster",
             roster=roster,
         )
 

@@ -96,7 +96,8 @@ class Masking:
       signer: signs this site's keys and checks those of others.
       store: keeps the keys; its ledger tells which visits were answered.
       roster: digest of the sites that may take part, from this site's policy; None: pinned when first seen.
-      tell: called once with the roster's digest, for a person to compare with that of other sites.
+      tell: called once with the roster's digest, for a person to compare with that of other sites, and the
+        sites that the study begins without.
     """
 
     def __init__(
@@ -106,10 +107,10 @@ class Masking:
         signer: Signer,
         store: ClientStore,
         roster: str | None = None,
-        tell: Callable[[str], None] | None = None,
+        tell: Callable[[str, Sequence[str]], None] | None = None,
     ) -> None:
         self._client, self._form, self._signer, self._store = client, form, signer, store
-        self._pinned, self._tell = roster, tell or (lambda _: None)
+        self._pinned, self._tell = roster, tell or (lambda *_: None)
         self._own = form.clients.index(client)
         self._held: Held | None = None
         self._members: tuple[Member, ...] = ()
@@ -352,7 +353,8 @@ class Masking:
         keys, later = held.keys.opened(), self._form.clients[self._own + 1 :]
         made = {m.name: pairs.offer(keys, own, m, set_up) for m in self._members if m.name in later}
         offers = (made[n].content if n in made else bytes(pairs.OFFER_BYTES) for n in later)
-        self._tell(roster)
+        named = {member.name for member in self._members}
+        self._tell(roster, [name for name in self._form.clients if name not in named])
         self._save(
             held._replace(
                 board=board,

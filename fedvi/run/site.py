@@ -1,7 +1,7 @@
 """Builds one worker of a study, for a simulation, a client or a server's prior."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def client_worker(
     metrics_folder: Path | None = None,
     signer: Signer | None = None,
     roster: str | None = None,
-    tell: Callable[[str], None] | None = None,
+    tell: Callable[[str, Sequence[str]], None] | None = None,
 ) -> Worker:
     """Builds a client of a study.
 
@@ -57,7 +57,7 @@ def client_worker(
         that must not leave the client; None keeps nothing.
       signer: vouches for the keys of a site that masks its answers; needed in a study of secure sums.
       roster: the digest of the permitted participants, from the site's policy; None: pinned at first sight.
-      tell: called with that digest when it is pinned.
+      tell: called with that digest when it is pinned, and the sites that the study begins without.
 
     Raises:
       ConfigError: answers are to be masked without a signer.

@@ -63,6 +63,7 @@ def test_a_study_begins_without_a_site_that_is_removed_or_revoked(
     state = consortium.coordinator.state
     assert state.status == "completed"
     assert protocol.is_removed(state, absent)
+    assert consortium.absent == {absent}
     assert [update.removed for update in state.history if update.removed] == [(absent,)]
     folds = [sorted(update.clients) for update in state.history if update.clients]
     assert folds == [sorted(there)] * 3
