@@ -850,6 +850,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return base / "state", base / "run"
 
 
+@pytest.mark.nightly
 def test_a_servers_folder_gives_the_report_of_the_simulation(served: tuple[Path, Path]) -> None:
     fedvi("report", served[0], "--format", "html,json")
     fedvi("report", served[1], "--format", "json")

@@ -174,6 +174,7 @@ def test_rounds_that_were_given_up_are_followed(tmp_path: Path) -> None:
     assert (book["in_transcript"], book["given_up_in_transcript"]) == (3, 1)
 
 
+@pytest.mark.nightly
 def test_a_round_that_nobody_answered_is_followed(tmp_path: Path) -> None:
     # In round 1 each site is started again, one after another, and its turn is skipped at once.
     greetings: dict[str, Hello] = {}
@@ -204,6 +205,7 @@ def test_a_round_that_nobody_answered_is_followed(tmp_path: Path) -> None:
         assert json.loads(str(file["about"]))["sites"] == []
 
 
+@pytest.mark.nightly(but=("west",))
 @pytest.mark.parametrize("without", ["north", "west"])
 def test_a_run_that_began_without_a_site_is_recomputed(tmp_path: Path, without: str) -> None:
     root = played(tmp_path, 3, without)
@@ -351,6 +353,7 @@ def test_a_sum_without_what_this_site_sent_is_seen(
     assert why in " ".join(done.output.split())
 
 
+@pytest.mark.nightly
 def test_an_answer_that_a_site_never_sent_is_seen(tmp_path: Path) -> None:
     (tmp_path / "early").mkdir()
 

@@ -90,6 +90,7 @@ def sloping(mechanism: Any) -> LocalSolver:
     return LocalSolver("sloping", lambda eta: (), update, finish_natural, cost, 4)
 
 
+@pytest.mark.nightly
 def test_a_climb_by_gradient_comes_where_changes_at_random_do_not():
     def largest(by_gradient: float) -> float:
         recorder = Recorder(mechanisms.rounded_gaussian(2.0))
@@ -130,6 +131,7 @@ def test_without_time_nothing_is_said_to_be_tested():
     assert "no time was left" in found["clips are put to the test"].meaning
 
 
+@pytest.mark.nightly
 def test_what_was_found_before_time_was_over_still_counts(monkeypatch: pytest.MonkeyPatch):
     """A search that is cut short keeps the records that it came to."""
     (fault,) = (fault for fault in FAULTS if fault.name == "curvature-left-out-of-the-norm")

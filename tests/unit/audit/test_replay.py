@@ -273,6 +273,7 @@ def test_a_record_that_moves_a_total_too_far_is_found(plant: Any, fault: Any) ->
     assert found()["one record added or removed"] is False
 
 
+@pytest.mark.nightly
 def test_a_substitution_at_the_price_of_a_removal_is_found() -> None:
     class Cheap(type(GRID)):  # type: ignore[misc]
         def event(self, shift: Any) -> Any:
@@ -283,6 +284,7 @@ def test_a_substitution_at_the_price_of_a_removal_is_found() -> None:
     assert outcome["one record added or removed"] is True
 
 
+@pytest.mark.nightly
 def test_a_mask_that_is_ignored_is_found(plant: Any) -> None:
     def unmasked(contributions: Any, clip_norm: float, batch: Any, mechanism: Any) -> Any:
         everything = dataclasses.replace(batch, mask=jnp.ones_like(batch.mask))
@@ -533,6 +535,7 @@ def test_a_leak_at_one_client_alone_is_found() -> None:
     assert found(update=third, clients=clients[:2])["messages follow from noised totals"] is True
 
 
+@pytest.mark.nightly
 def test_a_plan_too_long_to_replay_is_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replaying, "_MOST_RELEASES", 15)
     (told,) = (f for f in audited(visits=4) if f.check == "visits replayed")
@@ -582,7 +585,7 @@ def count(shard: Shard) -> int:
     return int(shard.mask.sum())
 
 
-@pytest.mark.nightly(but=("untyped", "released that counts records", "released at no price"))
+@pytest.mark.nightly(but=("released that counts records", "released at no price"))
 @pytest.mark.parametrize(
     ("metric", "verdict"),
     [
