@@ -146,7 +146,7 @@ class ServerPlan:
 
 
 def prepare(study_path: Path, folder: Path | None = None) -> ServerPlan:
-    """Returns the plan of a study file, from ``folder/plan.json`` if it is there and fits.
+    """Returns the plan of a study file, from ``folder/plan.json`` if there is one that fits.
 
     Otherwise another process computes it, so that this one needs no JAX. A plan fits if it was made from
     the same study by the same version of fedvi. Nothing is written: see ``keep``.

@@ -251,7 +251,8 @@ def streams(spec: ServerSpec, state: ServerState) -> Streams:
     """
     inside, order = _named(state).clients, spec.clients.index
     outside = [name for name in spec.clients if name not in inside]
-    masked = [name for name in outside if name not in _absent(state)]
+    absent = _absent(state)
+    masked = [name for name in outside if name not in absent]
     sent = {n: state.keys[f"{_OPENED}/{n}"] for n in inside if f"{_OPENED}/{n}" in state.keys}
     layers = _surplus(spec, len(outside))
     added: list[bytes] = []
