@@ -47,7 +47,7 @@ def together(server, spec):
         assert not thread.is_alive()
 
 
-def wait_for(happened, seconds=10.0):
+def wait_for(happened, seconds=60.0):
     """Waits until something is so, and returns how long it took."""
     began = time.monotonic()
     while not happened():

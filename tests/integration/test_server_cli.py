@@ -219,7 +219,7 @@ def test_a_killed_server_is_taken_up_and_its_socket_replaced(study, tmp_path):
         running.process.wait()
     began = time.monotonic()
     with server(study, state):
-        assert time.monotonic() - began < 20.0
+        assert time.monotonic() - began < 60.0
         run = json.loads(fedvi("status", state, "--json").stdout)
         assert {row["name"]: row["charged"] for row in run["clients"]} == {"south": 1, "north": 0}
 
