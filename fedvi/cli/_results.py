@@ -81,7 +81,12 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     lines += moves(run)
     for update in state.history:
         lines += [f"{name} was added at version {update.version}" for name in update.added]
-        for name in update.removed:
+        if update.removed and spec.gather is not None:
+            gone = ", ".join(update.removed)
+            lines.append(
+                f"sums after version {update.version} are without {gone}, until it is admitted"
+            )
+        for name in update.removed if spec.gather is None else ():
             answers = sum(name in before.clients for before in state.history)
             lines.append(
                 f"{name} was removed at version {update.version}: its factor is not in the posterior, "

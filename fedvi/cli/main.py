@@ -48,6 +48,7 @@ _COMMANDS = {
     "pause": "Stop a running server from handing out tasks; answers are still taken.",
     "resume": "Let a paused server hand out tasks again.",
     "stop": "End a run for good, and tell its clients.",
+    "admit": "Take a client into a run of masked sums that began without it.",
     "remove": "Take what a client contributed out of a running server's posterior, for good.",
     "health": "Check that a server, or a client, is up; for containers and scripts.",
     "ca": "Sign, renew and revoke certificates; list who may take part.",

@@ -35,6 +35,8 @@ class Held(NamedTuple):
       turn: this site's progress in its last round; None before the first, and if all sites must answer.
       seed: its secret of that round, for self mask and layers of noise; empty once it is opened.
       opening: its opening of that round, so that a repeated request gets the same bytes.
+      epoch: how many times the sites agreed on keys before these; they do so anew when a site joins.
+      known: site → SHA-256 of the key that it signs with, hex, of all sites that were ever agreed with.
     """
 
     keys: Keys | None
@@ -50,6 +52,8 @@ class Held(NamedTuple):
     turn: Turn | None = None
     seed: bytes = b""
     opening: bytes = b""
+    epoch: int = 0
+    known: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
         return "Held()"

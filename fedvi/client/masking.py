@@ -41,7 +41,7 @@ from fedvi.privacy.ledger import Ledger
 from fedvi.privacy.pairs import Keys, Member
 from fedvi.privacy.sums import Sums
 from fedvi.privacy.top_up import TopUp
-from fedvi.store.base import BOARD, TASK, ClientStore
+from fedvi.store.base import TASK, ClientStore, board_of
 from fedvi.transport import codec
 from fedvi.transport.memory import Link
 from fedvi.transport.signers import Signer
@@ -137,7 +137,8 @@ class Masking:
         """
         while self._stage <= 2:
             content = b"" if self._stage in self._posted else self._part(self._stage)
-            reply = link.handle(NextTask(self._client, part=KeyPart(self._stage, content)))
+            epoch = self._held.epoch if self._held is not None else 0
+            reply = link.handle(NextTask(self._client, part=KeyPart(self._stage, content, epoch)))
             self._posted.add(self._stage)
             if isinstance(reply, Done):
                 return reply
@@ -152,7 +153,9 @@ class Masking:
                     "expected to be told to wait",
                     "a task that is answered without masks would show this site's answer; none left",
                 )
-            if not reply.parts:
+            if reply.epoch:
+                self.renew(reply.epoch)
+            if not reply.parts or reply.epoch:
                 return reply
             if len(reply.parts) != len(self._form.clients):
                 raise errors.ProtocolError(
@@ -166,6 +169,33 @@ class Masking:
                 self._take_offers(reply.parts)
             self._stage += 1
         return None
+
+    def renew(self, epoch: int) -> None:
+        """Begins to agree on keys anew, since a site joins; erases the keys so far.
+
+        What this site masked with those, and did not open yet, stays masked. As before, a visit that was
+        answered is answered, signed and opened no second time. Every site that this one ever agreed with
+        must sign with the same key as then.
+
+        Raises:
+          ProtocolError: all sites must answer, so that none can join later; or the epoch is over.
+        """
+        held = self._held
+        if held is None:  # `set_up` says that they are gone
+            return
+        if not self._form.opens:
+            raise errors.ProtocolError(
+                "the server asks for new keys, and in this study all sites answer in every round: none can "
+                "join later",
+                "no answer was masked, and none left",
+            )
+        if epoch <= held.epoch:
+            raise errors.ProtocolError(
+                f"the server asks for keys of epoch {epoch}, and this site has those of {held.epoch}",
+                "was the server set back to an older state? Keys of the epochs before are erased",
+            )
+        self._make(epoch, held.known)
+        self.begin()
 
     def check(self, task: Task) -> None:
         """Refuses a task whose mask was used: two answers under one mask would reveal their difference.
@@ -291,19 +321,23 @@ class Masking:
         if held is None and self._store.ledger.entries:
             # Keys are made once per study, before the first answer: new ones would re-pin the roster.
             return b""
-        if held is None:
-            keys, signing = pairs.new_keys(), b""
-            if self._form.opens:
-                signing = Ed25519PrivateKey.generate().private_bytes_raw()
-            held = Held(keys, self._signed(keys, signing), signing=signing)
-            # Save the keys before anybody sees them: another process of this site must not make new ones.
-            self._save(held)
-        self._held = held
+        held = self._held = held or self._make(0, {})
         return held.signed if stage == 1 else held.offers
 
-    def _signed(self, keys: Keys, signing: bytes) -> bytes:
+    def _make(self, epoch: int, known: Mapping[str, str]) -> Held:
+        """Makes the keys of an epoch, in the place of any others."""
+        keys, signing = pairs.new_keys(), b""
+        if self._form.opens:
+            signing = Ed25519PrivateKey.generate().private_bytes_raw()
+        signed = self._signed(keys, signing, epoch)
+        held = Held(keys, signed, signing=signing, epoch=epoch, known=known)
+        # Save the keys before anybody sees them: another process of this site must not make new ones.
+        self._save(held)
+        return held
+
+    def _signed(self, keys: Keys, signing: bytes, epoch: int) -> bytes:
         agreement, encapsulation = keys.public
-        said = {
+        said: dict[str, str | int] = {
             "form": signed_keys.FORM,
             "study": self._form.study_digest,
             "client": self._client,
@@ -313,6 +347,8 @@ class Masking:
         if signing:
             key = Ed25519PrivateKey.from_private_bytes(signing).public_key()
             said["ed25519"] = text(key.public_bytes_raw())
+        if epoch:
+            said["epoch"] = epoch
         content = json.dumps(said, sort_keys=True, separators=(",", ":"))
         signature = self._signer.sign(content.encode())
         return json.dumps({"content": content, "signature": text(signature)}).encode()
@@ -343,6 +379,7 @@ class Masking:
         there = zip(self._form.clients, signed, strict=True)
         self._members = tuple(self._member(*one) for one in there if one[1] or not self._form.opens)
         self._check_enough()
+        self._check_known(held)
         set_up = pairs.set_up_digest(self._form.study_digest, self._members)
         roster = pairs.roster_digest(self._members)
         self._check_roster(roster)
@@ -363,8 +400,9 @@ class Masking:
                 roster=roster,
                 secrets={name: offered.secret for name, offered in made.items()},
                 vouchers={m.name: m.ed25519 for m in self._members if m.ed25519},
+                known={**held.known, **{m.name: m.identity for m in self._members}},
             ),
-            (BOARD, signed_keys.board([*signed])) if self._signer.lasting else None,
+            (board_of(held.epoch), signed_keys.board([*signed])) if self._signer.lasting else None,
         )
 
     def _check_enough(self) -> None:
@@ -375,6 +413,15 @@ class Masking:
                 f"the server shows keys of {count} of {len(terms.clients)} sites, expected {least} or more",
                 "with fewer no sum could be opened; no answer was masked, and none left",
             )
+
+    def _check_known(self, held: Held) -> None:
+        for member in self._members:
+            if held.known.get(member.name, member.identity) != member.identity:
+                raise errors.IdentityError(
+                    f"the keys of {member.name!r} are signed with another key than those before",
+                    "a site keeps its key for a whole study: has somebody else taken its name? No answer "
+                    "was masked, and none left",
+                )
 
     def _check_roster(self, roster: str) -> None:
         if self._pinned not in (None, roster):
@@ -401,8 +448,8 @@ class Masking:
 
     def _member(self, name: str, signed: bytes) -> Member:
         """Reads a site's keys and checks whose they are."""
-        form = self._form
-        return signed_keys.member(form.study_digest, name, signed, form.opens, self._signer)
+        form, epoch = self._form, self._held.epoch if self._held is not None else 0
+        return signed_keys.member(form.study_digest, name, signed, form.opens, self._signer, epoch)
 
     def _save(self, held: Held, kept: tuple[str, bytes] | None = None) -> None:
         self._store.save_keys(written(held), kept)
@@ -445,6 +492,8 @@ class MaskedLink:
                 with contextlib.suppress(errors.FedviError, OSError):
                     self._link.handle(Failure(request.client, reply.task.task_id, "other"))
                 raise
+        if isinstance(reply, Wait) and reply.epoch:
+            self._masking.renew(reply.epoch)
         if isinstance(reply, Done) and not reply.resumable:
             self._masking.forget()
         return reply

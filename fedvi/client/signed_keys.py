@@ -13,7 +13,9 @@ FORM = "fedvi keys 2"
 _VOUCHER_BYTES = 32
 
 
-def member(study_digest: str, name: str, signed: bytes, opens: bool, signer: Signs) -> Member:
+def member(
+    study_digest: str, name: str, signed: bytes, opens: bool, signer: Signs, epoch: int = 0
+) -> Member:
     """Reads a site's keys and checks whose they are.
 
     Args:
@@ -22,9 +24,10 @@ def member(study_digest: str, name: str, signed: bytes, opens: bool, signer: Sig
       signed: the site's part: its keys and its signature.
       opens: whether sites may be missing, so that keys for signing sets are needed.
       signer: checks the signature.
+      epoch: how many times the sites agreed on keys before.
 
     Raises:
-      ProtocolError: the part cannot be read, or is of another study, site or form.
+      ProtocolError: the part cannot be read, or is of another study, site, epoch or form.
       IdentityError: the site did not sign it.
     """
     try:
@@ -34,6 +37,8 @@ def member(study_digest: str, name: str, signed: bytes, opens: bool, signer: Sig
         form, study, client = said["form"], said["study"], said["client"]
         agreement, encapsulation = data(said["x25519"]), data(said["mlkem768"])
         voucher = data(said["ed25519"]) if opens else b""
+        # Keys of the first epoch do not say so.
+        of_epoch = said.get("epoch", 0)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise errors.ProtocolError(
             f"the keys of {name!r} cannot be read",
@@ -43,6 +48,7 @@ def member(study_digest: str, name: str, signed: bytes, opens: bool, signer: Sig
         ("written as", form, FORM),
         ("of the study", study, study_digest),
         ("of the client", client, name),
+        ("of the epoch", of_epoch, epoch),
     ):
         if found != expected:
             raise errors.ProtocolError(

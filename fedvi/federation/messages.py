@@ -99,10 +99,12 @@ class KeyPart(NamedTuple):
       stage: 1, a site's signed public keys; 2, its offers to each site after it. In a round that some
         sites may miss also 3, its signature of the set of sites that answered, and 4, its opening.
       content: of the part; empty if the site only asks for the parts of the others.
+      epoch: how many times the sites agreed on keys before; they do so anew when a site joins.
     """
 
     stage: int
     content: bytes = b""
+    epoch: int = 0
 
 
 class NextTask(NamedTuple):
@@ -129,9 +131,12 @@ class Wait(NamedTuple):
       parts: the reply to a ``KeyPart``: the parts of all sites at that stage, in the order of the study;
         empty until all have arrived. At the stages ``CLOSING`` the set to sign; with all signatures, and
         the shares for this site, what to open.
+      epoch: the number of a later epoch, for which this site is to make new keys, since a site joins;
+        0 if there is none.
     """
 
     parts: tuple[bytes, ...] = ()
+    epoch: int = 0
 
 
 class Done(NamedTuple):

@@ -448,6 +448,7 @@ def _site(
     told = {str(row["client"]): row for row in run.result.get("privacy", ())}.get(name, {})
     public = run.study.privacy.records_public
     shifts = None if found is None else found["shift_in_sds"]
+    added, removed = _membership(name, rounds)
     return Site(
         name=name,
         answers=sum(update.clients.count(name) for update in rounds),
@@ -459,14 +460,26 @@ def _site(
             if claim.view == book.header.view
         ),
         missed=sum(update.missing.count(name) for update in rounds),
-        added=next((update.version for update in rounds if name in update.added), None),
-        removed=next((update.version for update in rounds if name in update.removed), None),
+        added=added,
+        removed=removed,
         records=_whole(told.get("records")) if public else None,
         share=None if found is None else _number(found["precision_share"]),
         shifts=None if not shifts else tuple(map(float, shifts.values()))[:MOST],
         reason="" if found is None else str(found["reason"]),
         alone=None if found is None else _alone(found.get("alone")),
     )
+
+
+def _membership(name: str, rounds: Sequence[Round]) -> tuple[int | None, int | None]:
+    """Returns the versions at which a site joined, and at which it left for good."""
+    added = removed = None
+    for update in rounds:
+        if name in update.removed:
+            removed = update.version
+        if name in update.added:
+            # One that a study of masked sums began without was removed before it joined.
+            added, removed = update.version, None
+    return added, removed
 
 
 def _alone(rows: Sequence[Mapping[str, Any]] | None) -> tuple[tuple[float, float], ...] | None:

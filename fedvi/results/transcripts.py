@@ -21,7 +21,7 @@ from fedvi.privacy import certificates
 from fedvi.privacy.agreement import Named
 from fedvi.privacy.certificates import Certificate
 from fedvi.results import posterior as posteriors
-from fedvi.server.core import openings, protocol, sum_rounds, turns
+from fedvi.server.core import key_board, openings, protocol, sum_rounds, turns
 from fedvi.server.core.protocol import Answer, ServerSpec, ServerState
 from fedvi.server.store import transcript
 from fedvi.server.store.transcript import Round
@@ -296,6 +296,8 @@ def _folded(spec: ServerSpec, state: ServerState, found: Round, named: Named) ->
         )
     state = state._replace(answers=_answers(spec, found))
     if openings.opens(spec):
+        if set(openings.opening_messages(state).absent) - set(found.messages.absent):
+            state = key_board.means_begun_anew(spec, state)
         state = openings.restored(spec, state, named, found.messages)
     return turns.sum_folded(spec, gather, state)
 

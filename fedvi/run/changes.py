@@ -1,9 +1,13 @@
-"""Scripts which clients leave and join a simulated run, and when."""
+"""Scripts which clients leave and join a simulated run, and when.
+
+A study of masked sums that clients may miss begins without those that join, and admits them later.
+"""
 
 from collections.abc import Mapping
 
 from fedvi import errors
 from fedvi.server.coordinator import Coordinator
+from fedvi.server.core import openings
 from fedvi.server.core.protocol import OVER, ServerSpec
 
 __all__ = ["Changes"]
@@ -48,7 +52,9 @@ class Changes:
                     "a client that was removed does not come back",
                 )
         self._spec, self._joining, self._leaving = spec, joining, dict(remove)
-        self.first = _begun_with(spec, begun)
+        self._without = list(add) if openings.opens(spec) else []
+        self._admits = openings.opens(spec)
+        self.first = spec if self._admits else _begun_with(spec, begun)
 
     @property
     def absent(self) -> set[str]:
@@ -63,6 +69,8 @@ class Changes:
     def make(self, coordinator: Coordinator) -> list[str]:
         """Makes the changes that are due; returns the clients that joined."""
         joined = []
+        while self._without:
+            coordinator.remove(self._without.pop())
         # A change may complete a round, which makes the next change due.
         while coordinator.state.status not in OVER:
             history = coordinator.state.history
@@ -70,7 +78,11 @@ class Changes:
             name = next((n for n, after in self._joining.items() if after <= rounds), None)
             if name is not None:
                 del self._joining[name]
-                coordinator.extend(_begun_with(self._spec, self._spec.clients.index(name) + 1))
+                if self._admits:
+                    coordinator.admit(name)
+                else:
+                    count = self._spec.clients.index(name) + 1
+                    coordinator.extend(_begun_with(self._spec, count))
                 joined.append(name)
                 continue
             name = next((n for n, after in self._leaving.items() if after <= rounds), None)

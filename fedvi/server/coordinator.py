@@ -150,6 +150,14 @@ class Coordinator:
         """
         self.apply(lambda spec, state, now: protocol.remove(spec, state, client, now))
 
+    def admit(self, client: str) -> None:
+        """Takes in a client that a study of masked sums began without; see ``protocol.admit``.
+
+        Raises:
+          ConfigError, RunFailed: the client cannot be admitted; nothing changes.
+        """
+        self.apply(lambda spec, state, now: protocol.admit(spec, state, client, now))
+
     def extend(self, spec: protocol.ServerSpec) -> None:
         """Continues with a spec that has more clients; see ``protocol.extend``.
 

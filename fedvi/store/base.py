@@ -24,6 +24,7 @@ __all__ = [
     "ClientStore",
     "Freeze",
     "Pending",
+    "board_of",
     "check_inputs",
     "check_renewal",
     "check_reservation",
@@ -35,10 +36,15 @@ SECRET_BYTES = 32
 """The length of a release's secret: 256 bits."""
 
 BOARD = "board"
-"""The name under which a site keeps all sites' signed mask keys."""
+"""The name under which a site keeps all sites' signed mask keys; see ``board_of``."""
 
 TASK = "task/"
 """Before a visit: the name under which a site keeps which task it answered then."""
+
+
+def board_of(epoch: int) -> str:
+    """Returns the name under which a site keeps the signed keys of an epoch, the first being 0."""
+    return f"{BOARD}/{epoch}" if epoch else BOARD
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -175,8 +181,8 @@ class ClientStore(Protocol):
         Args:
           keys: the current keys.
           kept: evidence under its name: of a round its visit, with the certificate of the sum that was
-            opened; after ``TASK`` its visit, with digests of the keys and the task; or ``BOARD``, with all
-            sites' signed keys. It stays when keys are erased; a store
+            opened; after ``TASK`` its visit, with digests of the keys and the task; or ``board_of`` an
+            epoch, with all sites' signed keys. It stays when keys are erased; a store
             without files need not keep it.
         """
 

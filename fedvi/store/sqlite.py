@@ -333,14 +333,14 @@ class Evidence(NamedTuple):
     Attributes:
       ledger: the site's.
       certificates: visit → the certificate of the sum that was opened.
-      board: all sites' signed keys; None if not kept.
+      boards: epoch → all sites' signed keys; empty if not kept.
       tasks: visit → (digest of the sites' keys, digest of the task that was answered), hex; where all
         sites must answer. Certificates hold the same.
     """
 
     ledger: Ledger
     certificates: Mapping[int, bytes]
-    board: bytes | None
+    boards: Mapping[int, bytes]
     tasks: Mapping[int, tuple[str, str]]
 
 
@@ -353,15 +353,15 @@ def read_evidence(folder: Path) -> Evidence:
     with _opened(folder) as connection:
         connection.execute("BEGIN")
         path = folder / DATABASE
-        certificates, tasks, board = {}, {}, None
+        certificates, tasks, boards = {}, {}, {}
         rows = connection.execute(
             "SELECT name, CAST(value AS BLOB) FROM meta WHERE name GLOB ?", (f"{_CERTIFICATE}*",)
         )
         for name, content in rows:
             what = name.removeprefix(_CERTIFICATE)
             visit = what.removeprefix(base.TASK)
-            if what == base.BOARD:
-                board = content
+            if what.startswith(base.BOARD):
+                boards[_epoch(what, path)] = content
             elif not (visit.isascii() and visit.isdigit() and len(visit) < 16):
                 files.refuse(path, f"it holds a certificate of round {visit!r:.40}")
             elif what == visit:
@@ -371,7 +371,14 @@ def read_evidence(folder: Path) -> Evidence:
                 if not all(re.fullmatch("[0-9a-f]{64}", part) for part in (set_up, digest)):
                     files.refuse(path, f"what it holds of the task of round {visit} cannot be read")
                 tasks[int(visit)] = (set_up, digest)
-        return Evidence(_read(connection, path), certificates, board, tasks)
+        return Evidence(_read(connection, path), certificates, boards, tasks)
+
+
+def _epoch(name: str, path: Path) -> int:
+    number = name.removeprefix(base.BOARD).removeprefix("/") or "0"
+    if not (number.isascii() and number.isdigit() and base.board_of(int(number)) == name):
+        files.refuse(path, f"it holds keys of epoch {number!r:.40}")
+    return int(number)
 
 
 @contextlib.contextmanager

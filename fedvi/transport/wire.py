@@ -248,7 +248,7 @@ def next_task_to(request: NextTask, wait_seconds: float = LONGEST_WAIT) -> pb.Ne
         client=request.client,
         wait_seconds=wait_seconds,
         session=bytes.fromhex(request.session),
-        part=part and pb.KeyPart(stage=part.stage, content=part.content),
+        part=part and pb.KeyPart(stage=part.stage, content=part.content, epoch=part.epoch),
     )
 
 
@@ -272,17 +272,19 @@ def part_from(request: pb.NextTaskRequest) -> KeyPart | None:
     """Reads a site's part of the keys, if a request for work has one."""
     if not request.HasField("part"):
         return None
-    return KeyPart(checked_count("part.stage", request.part.stage), request.part.content)
+    part = request.part
+    stage, epoch = checked_count("part.stage", part.stage), checked_count("part.epoch", part.epoch)
+    return KeyPart(stage, part.content, epoch)
 
 
 def wait_to(wait: Wait) -> pb.Wait:
     """Makes a Wait."""
-    return pb.Wait(parts=wait.parts)
+    return pb.Wait(parts=wait.parts, epoch=wait.epoch)
 
 
 def wait_from(message: pb.Wait) -> Wait:
     """Reads a Wait."""
-    return Wait(tuple(message.parts))
+    return Wait(tuple(message.parts), checked_count("wait.epoch", message.epoch))
 
 
 def task_to(

@@ -4,6 +4,7 @@
     stage 2   each site's offers to the sites after it  ─► to each site, the offers made to it
 
 A site that is removed, or revoked, before stage 1 is complete has empty parts: the study begins without it.
+If it is admitted later, all sites agree on keys anew, in the next epoch.
 
 Sites do not trust the server here: they check signatures and tags, and a forged part stops the run.
 """
@@ -12,18 +13,34 @@ from fedvi import errors
 from fedvi.federation.messages import KeyPart, Wait
 from fedvi.privacy.pairs import OFFER_BYTES
 from fedvi.server.core import kept, openings
-from fedvi.server.core.state import REMOVED, REVOKED, ServerSpec, ServerState, Update
+from fedvi.server.core.state import (
+    REMOVED,
+    REVOKED,
+    ServerSpec,
+    ServerState,
+    Update,
+    present,
+)
+from fedvi.updates.noise_aware import anew
 
 __all__ = [
     "STAGES",
+    "admitted",
     "boards",
     "can_do_without_some",
+    "entry",
+    "epoch",
     "is_ready",
+    "joined",
+    "joining",
+    "means_begun_anew",
+    "owing",
     "parts",
     "post",
     "settled",
     "stage",
     "standing",
+    "told_to_wait",
     "wanted",
 ]
 
@@ -31,6 +48,13 @@ STAGES = (1, 2)
 
 _LONGEST = 16 << 10
 """Most bytes of signed keys: a certificate and 3 KiB, with room to spare."""
+
+_EPOCH, _JOINS = "epoch", "joins/"
+
+
+def epoch(state: ServerState) -> int:
+    """Returns how many times the sites agreed on keys, or began to, before the keys that are here."""
+    return int(state.keys.get(_EPOCH, b"0"))
 
 
 def stage(state: ServerState) -> int:
@@ -40,7 +64,7 @@ def stage(state: ServerState) -> int:
 
 def standing(state: ServerState) -> tuple[int, ...]:
     """Returns the progress of key exchange and opening; a change of it wakes the sites that wait."""
-    return stage(state), openings.phase(state)
+    return epoch(state), stage(state), openings.phase(state)
 
 
 def is_ready(spec: ServerSpec, state: ServerState) -> bool:
@@ -81,6 +105,16 @@ def wanted(spec: ServerSpec, state: ServerState, name: str) -> int | None:
     return None if f"{number}/{name}" in state.keys else number
 
 
+def owing(spec: ServerSpec, state: ServerState) -> tuple[str, ...]:
+    """Returns the sites whose part is missing, so that no task can be handed out."""
+    return tuple(n for n in present(spec, state) if wanted(spec, state, n) is not None)
+
+
+def told_to_wait(state: ServerState, name: str) -> Wait:
+    """Returns the reply to a site before keys are agreed on; tells of an epoch for which it has none."""
+    return Wait((), 0 if f"{STAGES[0]}/{name}" in state.keys else epoch(state))
+
+
 def post(
     spec: ServerSpec, state: ServerState, name: str, part: KeyPart
 ) -> tuple[ServerState, Wait]:
@@ -88,13 +122,20 @@ def post(
 
     Raises:
       ProtocolError: the study has no masks; or the part differs from the site's first one, comes too
-        early, or has an impossible length.
+        early, has an impossible length, or is of an epoch that has not begun.
     """
     if spec.gather is None or spec.gather.bits is None:
         raise errors.ProtocolError(
             f"client {name!r} sent keys for masks, which this study does not have",
             "give all sites the same study file",
         )
+    if part.epoch > epoch(state):
+        raise errors.ProtocolError(
+            f"client {name!r} agreed on keys of epoch {part.epoch}, and this server is at {epoch(state)}",
+            "was the server set back to an older state? It must go on from its newest",
+        )
+    if part.epoch < epoch(state):
+        return state, Wait((), epoch(state))
     key = f"{part.stage}/{name}"
     if part.content and state.keys.get(key) != part.content:
         _check(spec, state, name, part)
@@ -128,12 +169,62 @@ def settled(spec: ServerSpec, state: ServerState) -> ServerState:
     blank = {f"{number}/{name}": b"" for name in gone for number in STAGES}
     new = tuple(name for name in gone if state.away[name] == REVOKED)
     if new:
-        update = Update(state.version, (), (), 1.0, 0, None, removed=new)
+        update = entry(spec, state, removed=new)
         away = kept.put_all(state.away, dict.fromkeys(new, REMOVED))
         state = state._replace(away=away, history=(*state.history, update))
     # A turn that it missed while the others waited for its keys was of no round.
     skipped = tuple(name for name in state.skipped if name not in gone)
     return state._replace(keys={**state.keys, **blank}, skipped=skipped)
+
+
+def admitted(state: ServerState, name: str, joins: bool = True) -> ServerState:
+    """Notes that a site joins when the round is over or, after all, does not."""
+    keys = {key: part for key, part in state.keys.items() if key != _JOINS + name}
+    return state._replace(keys={**keys, **({_JOINS + name: b""} if joins else {})})
+
+
+def joining(state: ServerState) -> tuple[str, ...]:
+    """Returns the sites that join when the round is over."""
+    return tuple(key.removeprefix(_JOINS) for key in state.keys if key.startswith(_JOINS))
+
+
+def joined(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Takes in the sites that join, if no round has begun; all sites then agree on new keys first."""
+    names = joining(state)
+    number = _rounds(spec, state)
+    # Tasks of earlier rounds may be left over; their answers come too late, and are dropped.
+    if not names or state.answers or any(t.visit >= number for t in state.tasks.values()):
+        return state
+    away = state.away
+    for name in names:
+        away = kept.without(away, name)
+    update = entry(spec, state, added=names)
+    return means_begun_anew(spec, state)._replace(
+        keys={_EPOCH: b"%d" % (epoch(state) + 1)},
+        turns=kept.put_all(state.turns, dict.fromkeys(names, number)),
+        away=away,
+        history=(*state.history, update),
+    )
+
+
+def entry(
+    spec: ServerSpec, state: ServerState, removed: tuple[str, ...] = (), added: tuple[str, ...] = ()
+) -> Update:
+    """Returns an entry of the history for sites that leave or join between folds of sums."""
+    rounds = _rounds(spec, state)
+    return Update(state.version, (), (), 1.0, rounds, None, removed=removed, added=added)
+
+
+def means_begun_anew(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Starts means over rounds anew, since those so far are of sums without a site that joins."""
+    if state.standing is None:
+        return state
+    noise = sum(len(update.clients) * update.damping**2 for update in state.history)
+    return state._replace(standing=anew(state.standing, spec.members, noise))
+
+
+def _rounds(spec: ServerSpec, state: ServerState) -> int:
+    return min((state.turns[name] for name in present(spec, state)), default=0)
 
 
 def _check(spec: ServerSpec, state: ServerState, name: str, part: KeyPart) -> None:

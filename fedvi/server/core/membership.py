@@ -4,7 +4,7 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.federation import fold as folding
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.core import kept, key_board
+from fedvi.server.core import kept, key_board, openings
 from fedvi.server.core.fold_sizes import strictly
 from fedvi.server.core.state import (
     OVER,
@@ -29,7 +29,7 @@ from fedvi.server.core.turns import (
 from fedvi.updates.base import Standing
 from fedvi.updates.noise_aware import anew
 
-__all__ = ["extend", "remove"]
+__all__ = ["admit", "extend", "remove"]
 
 
 def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> ServerState:
@@ -39,7 +39,8 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
     recorded in its ledger and not folded; an answer that waits is dropped. All that it was charged stays
     charged. Where the server computes a posterior from noisy factors, it recomputes that from the other
     clients' factors alone. Removing a client again changes nothing. With masked sums that sites may miss, a
-    client can be removed while the keys of any client are missing: the study begins without it.
+    client can be removed while the keys of any client are missing: the study begins without it, and may
+    `admit` it later.
 
     If the likelihood is Gaussian in θ, the result is at once the posterior of the other records. Otherwise
     the other factors, which were fitted beside this one, adapt as their clients answer again. Removal
@@ -61,7 +62,8 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
             f"client {name!r} is not in the study", errors.did_you_mean(name, spec.members)
         )
     if is_removed(state, name):
-        return state
+        joins = name in key_board.joining(state)
+        return key_board.admitted(state, name, joins=False) if joins else state
     before = key_board.can_do_without_some(spec, state)
     if spec.gather is not None and not before:
         hint = (
@@ -93,7 +95,7 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
             "stop the run, and start a study with other clients or a smaller schedule.quorum",
         )
     if before:
-        update = Update(state.version, (), (), 1.0, 0, None, removed=(name,))
+        update = key_board.entry(spec, state, removed=(name,))
         away = kept.put(state.away, name, REMOVED)
         state = state._replace(away=away, history=(*state.history, update))
         return settle(spec, key_board.settled(spec, state), now)
@@ -105,6 +107,46 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
     if state.answers:
         check_fold(spec, state, f"{what}, and the answers that wait,")
     return settle(spec, state, now)
+
+
+def admit(spec: ServerSpec, state: ServerState, name: str, now: float) -> ServerState:
+    """Takes in a client that a study of masked sums began without, or does without.
+
+    When the round is over, all clients that take part agree on keys anew, and nobody gets a task before.
+    The client has the turns that are left, and its ledger begins empty. Noise, prices and thresholds
+    are those of all clients of the study anyway. A mean over rounds, where the server computes one, begins
+    anew: earlier sums are without this client's records. Admitting a client again changes nothing.
+
+    Args:
+      spec: of the run.
+      state: before.
+      name: of the client.
+      now: seconds of a monotonic clock, the same in all calls.
+
+    Raises:
+      ConfigError: there is no such client, or the study has no masked sums that clients may miss.
+      RunFailed: the run is over.
+    """
+    if name not in spec.members:
+        raise errors.ConfigError(
+            f"client {name!r} is not in the study", errors.did_you_mean(name, spec.members)
+        )
+    if not openings.opens(spec):
+        raise errors.ConfigError(
+            f"client {name!r} cannot be admitted: only a study of masked sums that clients may miss can "
+            "begin without one, and take it in later",
+            "`fedvi server --extend` adds a client to a study that folds each client's own factor",
+        )
+    state = tick(spec, state, now)
+    if state.status in OVER:
+        raise errors.RunFailed(
+            f"the run is {state.status.replace('_', ' ')}: no client can be admitted to it",
+            "a run that has failed can be resumed first; after one that is complete, start a new study, "
+            "whose cost adds to this one's",
+        )
+    if not is_removed(state, name) or name in key_board.joining(state):
+        return state
+    return settle(spec, key_board.admitted(state, name), now)
 
 
 def extend(spec: ServerSpec, state: ServerState) -> ServerState:

@@ -14,6 +14,7 @@ from fedvi.federation.messages import (
     Failure,
     Goodbye,
     Hello,
+    KeyPart,
     NextTask,
     Noted,
     Offer,
@@ -31,7 +32,7 @@ from fedvi.privacy import events
 from fedvi.privacy import ledger as ledgers
 from fedvi.server.core import fold_sizes, kept, key_board, openings, sum_rounds
 from fedvi.server.core.fold_sizes import check_size, strictly
-from fedvi.server.core.membership import extend, remove
+from fedvi.server.core.membership import admit, extend, remove
 from fedvi.server.core.state import (
     EXHAUSTED,
     LEFT,
@@ -82,6 +83,7 @@ __all__ = [
     "ServerState",
     "Update",
     "Waiting",
+    "admit",
     "answer_of",
     "brings_work",
     "check_newest",
@@ -304,20 +306,24 @@ def _next_task(
 ) -> tuple[ServerState, Reply]:
     name = request.client
     if is_removed(state, name):
-        return state, Done(f"client {name!r} was removed from the run")
+        # One that may be admitted later needs the keys that it has.
+        may_join = openings.opens(spec)
+        return state, Done(f"client {name!r} was removed from the run", resumable=may_join)
     if state.status in OVER:
         return state, Done(ending(state), resumable=state.status == "failed")
     if state.away.get(name) == EXHAUSTED:
         return state, Done(_exhausted(name))
     if request.part is not None:
         if request.part.stage not in CLOSING:
-            return key_board.post(spec, state, name, request.part)
+            return _keyed(spec, state, name, request.part, now)
         state = settle(spec, openings.post(spec, state, name, request.part), now)
         if parts := openings.parts(spec, state, name):
             return state, Wait(parts)
         # There is nothing to open: treat it as a plain request for a task.
         return _next_task(spec, state, request._replace(part=None), now)
-    if state.status == "paused" or not key_board.is_ready(spec, state):
+    if not key_board.is_ready(spec, state):
+        return state, key_board.told_to_wait(state, name)
+    if state.status == "paused":
         return state, Wait()
     if name in state.tasks:
         return state, Offer(state.tasks[name])
@@ -337,6 +343,17 @@ def _next_task(
             return _gone(spec, state, name, EXHAUSTED, now), Done(_exhausted(name))
         state = state._replace(ledgers=kept.put(state.ledgers, name, book))
     return state._replace(tasks=kept.put(state.tasks, name, task)), Offer(task)
+
+
+def _keyed(
+    spec: ServerSpec, state: ServerState, name: str, part: KeyPart, now: float
+) -> tuple[ServerState, Reply]:
+    """Takes a part of the keys; with the last one, the time of a round begins."""
+    after, reply = key_board.post(spec, state, name, part)
+    if key_board.is_ready(spec, after) and not key_board.is_ready(spec, state):
+        presence = after.presence._replace(round=None)
+        after = settle(spec, after._replace(presence=presence), now)
+    return after, reply
 
 
 def task_of(spec: ServerSpec, state: ServerState, client: str) -> Task:

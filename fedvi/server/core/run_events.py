@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from fedvi import errors
 from fedvi.federation.messages import Begin, Failure, Goodbye, Hello, Request, Submit
-from fedvi.server.core import kept
+from fedvi.server.core import kept, key_board
 from fedvi.server.core.protocol import (
     EXHAUSTED,
     OVERDUE,
@@ -94,11 +94,15 @@ def between(
         found += _presence(spec, before, after)
     for update in after.history[len(before.history) :]:
         for name in update.added:
-            found.append(RunEvent("added", name, f"{name} was added to the run"))
+            text = f"{name} was added to the run"
+            if spec.gather is not None:
+                text = f"{name} joins: first all sites agree on keys anew"
+            found.append(RunEvent("added", name, text))
         for name in update.removed:
             text = f"{name} was removed: version {update.version} is without its factor"
             if spec.gather is not None:  # nothing else can be removed from sums
-                text = f"{name} was removed: the study begins without it"
+                verb = "goes on" if key_board.epoch(after) else "begins"
+                text = f"{name} was removed: the study {verb} without it"
             found.append(RunEvent("removed", name, text))
         if update.given_up:
             found.append(RunEvent("given_up", "", given_up(spec, update)))

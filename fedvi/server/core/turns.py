@@ -191,6 +191,8 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
     """Takes one step if one is possible; otherwise returns the very same state."""
     if state.status in OVER:
         return state
+    if (joined := key_board.joined(spec, state)) is not state:
+        return joined
     progress = progress_of(spec, state)
     if state.answers and spec.schedule.ready(progress):
         return _fold(spec, state) if spec.gather is None else _gathered(spec, spec.gather, state)
@@ -201,7 +203,7 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
     ending = spec.schedule.ending(progress)
     if ending is not None:
         return _end_stage(spec, state, progress, ending)
-    if state.status == "paused":
+    if state.status == "paused" or not key_board.is_ready(spec, state):
         return state
     return _skip(spec, state, spec.schedule.awaited(progress))
 
@@ -285,7 +287,8 @@ def _without_clock(state: ServerState) -> ServerState:
 def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
     before = state.presence.awaited
     found: dict[str, Waiting] = {}
-    if state.status == "running":
+    # Before keys are agreed on nobody can answer: the time of a round has not begun.
+    if state.status == "running" and key_board.is_ready(spec, state):
         for name in spec.schedule.awaited(progress_of(spec, state)):
             if name in state.away:
                 continue

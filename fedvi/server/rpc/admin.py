@@ -11,7 +11,9 @@ from typing import Any
 
 import fedvi
 from fedvi import errors
+from fedvi.federation.progress import Progress
 from fedvi.privacy import ledger as ledgers
+from fedvi.server.core import key_board
 from fedvi.server.core.prices import Prices
 from fedvi.server.core.protocol import (
     OVER,
@@ -79,6 +81,10 @@ class Admin:
         """Divides a client's factor out for good."""
         return await self._calls(context, "RemoveClient", self._remove(context, request.client))
 
+    async def AdmitClient(self, request: Any, context: Any) -> Any:
+        """Takes in a client that a study of masked sums began without."""
+        return await self._calls(context, "AdmitClient", self._take_in(context, request.client))
+
     async def WatchRun(self, request: Any, context: Any) -> AsyncIterator[Any]:
         """Streams the events after a cursor, past and new, until the run or the call ends."""
         await self._calls(context, "WatchRun", self._admit(context))
@@ -129,6 +135,11 @@ class Admin:
         await self._dispatcher.remove(client)
         return self._describe()
 
+    async def _take_in(self, context: Any, client: str) -> Any:
+        await self._admit(context)
+        await self._dispatcher.admit(client)
+        return self._describe()
+
 
 def describe(
     dispatcher: Dispatcher,
@@ -165,7 +176,7 @@ def describe(
         tls=tls,
         software=fedvi.__version__,
         uptime_seconds=now - started,
-        awaited=() if dispatcher.ended else spec.schedule.awaited(progress),
+        awaited=_awaited(dispatcher, progress),
         clients=[
             _client(dispatcher, state, prices, name, counts[name], now, name in busy)
             for name in spec.clients
@@ -184,6 +195,14 @@ def describe(
     if due is not None and not dispatcher.ended:
         run.deadline_seconds = max(0.0, due - now)
     return run
+
+
+def _awaited(dispatcher: Dispatcher, progress: Progress) -> tuple[str, ...]:
+    """Returns the clients that the run waits for: for keys, if answers are masked, then for answers."""
+    spec, state = dispatcher.spec, dispatcher.state
+    if dispatcher.ended:
+        return ()
+    return key_board.owing(spec, state) or spec.schedule.awaited(progress)
 
 
 def _client(

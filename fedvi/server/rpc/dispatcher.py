@@ -142,7 +142,9 @@ class Dispatcher:
             check()
             reply = await self._answered(request)
             left = deadline - self._loop.time()
-            if not isinstance(reply, Wait) or reply.parts or left <= 0.0 or self.closing:
+            if not isinstance(reply, Wait) or reply.parts or reply.epoch:
+                return reply
+            if left <= 0.0 or self.closing:
                 return reply
             await until(change, left)
 
@@ -163,6 +165,14 @@ class Dispatcher:
           FedviError: the client cannot be removed; nothing changes.
         """
         await self.run(self._watched, lambda: self._coordinator.remove(client))
+
+    async def admit(self, client: str) -> None:
+        """Takes in a client that a study of masked sums began without.
+
+        Raises:
+          FedviError: the client cannot be admitted; nothing changes.
+        """
+        await self.run(self._watched, lambda: self._coordinator.admit(client))
 
     async def keep_time(self) -> None:
         """Ticks the coordinator whenever a deadline passes or a site is revoked; runs until closing.

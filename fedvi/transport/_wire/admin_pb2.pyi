@@ -28,6 +28,12 @@ class RemoveClientRequest(_message.Message):
     client: str
     def __init__(self, client: _Optional[str] = ...) -> None: ...
 
+class AdmitClientRequest(_message.Message):
+    __slots__ = ("client",)
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    def __init__(self, client: _Optional[str] = ...) -> None: ...
+
 class Run(_message.Message):
     __slots__ = ("study", "study_digest", "software", "status", "reason", "version", "rounds", "rounds_planned", "gap", "damping", "uptime_seconds", "tls", "clients", "schedule", "awaited", "deadline_seconds", "epsilon_budget", "stage")
     STUDY_FIELD_NUMBER: _ClassVar[int]

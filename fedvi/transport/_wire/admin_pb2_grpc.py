@@ -64,6 +64,11 @@ class AdminServiceStub(object):
                 request_serializer=fedvi_dot_v1_dot_admin__pb2.RemoveClientRequest.SerializeToString,
                 response_deserializer=fedvi_dot_v1_dot_admin__pb2.Run.FromString,
                 _registered_method=True)
+        self.AdmitClient = channel.unary_unary(
+                '/fedvi.v1.AdminService/AdmitClient',
+                request_serializer=fedvi_dot_v1_dot_admin__pb2.AdmitClientRequest.SerializeToString,
+                response_deserializer=fedvi_dot_v1_dot_admin__pb2.Run.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -107,6 +112,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AdmitClient(self, request, context):
+        """Takes in a client that a study of masked sums began without; all sites agree on keys anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -138,6 +150,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'RemoveClient': grpc.unary_unary_rpc_method_handler(
                     servicer.RemoveClient,
                     request_deserializer=fedvi_dot_v1_dot_admin__pb2.RemoveClientRequest.FromString,
+                    response_serializer=fedvi_dot_v1_dot_admin__pb2.Run.SerializeToString,
+            ),
+            'AdmitClient': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdmitClient,
+                    request_deserializer=fedvi_dot_v1_dot_admin__pb2.AdmitClientRequest.FromString,
                     response_serializer=fedvi_dot_v1_dot_admin__pb2.Run.SerializeToString,
             ),
     }

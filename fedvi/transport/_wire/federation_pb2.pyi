@@ -133,12 +133,14 @@ class NextTaskRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ..., wait_seconds: _Optional[float] = ..., session: _Optional[bytes] = ..., part: _Optional[_Union[KeyPart, _Mapping]] = ...) -> None: ...
 
 class KeyPart(_message.Message):
-    __slots__ = ("stage", "content")
+    __slots__ = ("stage", "content", "epoch")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     stage: int
     content: bytes
-    def __init__(self, stage: _Optional[int] = ..., content: _Optional[bytes] = ...) -> None: ...
+    epoch: int
+    def __init__(self, stage: _Optional[int] = ..., content: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Task(_message.Message):
     __slots__ = ("task_id", "client", "visit", "version", "damping", "posterior", "factor", "lease_seconds", "coordinates")
@@ -173,10 +175,12 @@ class Coordinates(_message.Message):
     def __init__(self, centre: _Optional[_Iterable[float]] = ..., scale: _Optional[_Iterable[float]] = ..., constant: _Optional[int] = ...) -> None: ...
 
 class Wait(_message.Message):
-    __slots__ = ("parts",)
+    __slots__ = ("parts", "epoch")
     PARTS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     parts: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, parts: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    epoch: int
+    def __init__(self, parts: _Optional[_Iterable[bytes]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Done(_message.Message):
     __slots__ = ("reason", "resumable")
