@@ -135,6 +135,7 @@ class Masking:
           PolicyRefused: the roster is not the one that the site's policy names.
           PrivacyError: two sites were shown different keys, or keys are invalid.
         """
+        renewed = False
         while self._stage <= 2:
             content = b"" if self._stage in self._posted else self._part(self._stage)
             epoch = self._held.epoch if self._held is not None else 0
@@ -153,9 +154,11 @@ class Masking:
                     "expected to be told to wait",
                     "a task that is answered without masks would show this site's answer; none left",
                 )
-            if reply.epoch:
+            if reply.epoch and not renewed:
                 self.renew(reply.epoch)
-            if not reply.parts or reply.epoch:
+                renewed = True
+                continue
+            if not reply.parts:
                 return reply
             if len(reply.parts) != len(self._form.clients):
                 raise errors.ProtocolError(
@@ -494,6 +497,7 @@ class MaskedLink:
                 raise
         if isinstance(reply, Wait) and reply.epoch:
             self._masking.renew(reply.epoch)
+            return self._masking.set_up(self._link) or Wait()
         if isinstance(reply, Done) and not reply.resumable:
             self._masking.forget()
         return reply

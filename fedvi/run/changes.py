@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fedvi import errors
 from fedvi.server.coordinator import Coordinator
-from fedvi.server.core import openings
+from fedvi.server.core import openings, protocol
 from fedvi.server.core.protocol import OVER, ServerSpec
 
 __all__ = ["Changes"]
@@ -52,19 +52,20 @@ class Changes:
                     "a client that was removed does not come back",
                 )
         self._spec, self._joining, self._leaving = spec, joining, dict(remove)
-        self._without = list(add) if openings.opens(spec) else []
         self._admits = openings.opens(spec)
+        self._without = list(add) if self._admits else []
+        self._admitted: list[str] = []
         self.first = spec if self._admits else _begun_with(spec, begun)
 
     @property
     def absent(self) -> set[str]:
         """The clients that have not joined yet."""
-        return set(self._joining)
+        return {*self._joining, *self._admitted}
 
     @property
     def are_made(self) -> bool:
         """Whether no change is left to make."""
-        return not self._joining and not self._leaving
+        return not (self._joining or self._leaving or self._admitted)
 
     def make(self, coordinator: Coordinator) -> list[str]:
         """Makes the changes that are due; returns the clients that joined."""
@@ -75,14 +76,17 @@ class Changes:
         while coordinator.state.status not in OVER:
             history = coordinator.state.history
             rounds = history[-1].rounds if history else 0
-            name = next((n for n, after in self._joining.items() if after <= rounds), None)
+            # Who is admitted joins when the round is over that goes on.
+            ahead = self._admits and bool(coordinator.state.tasks)
+            due = (n for n, after in self._joining.items() if after <= rounds + ahead)
+            name = next(due, None)
             if name is not None:
                 del self._joining[name]
                 if self._admits:
                     coordinator.admit(name)
-                else:
-                    count = self._spec.clients.index(name) + 1
-                    coordinator.extend(_begun_with(self._spec, count))
+                    self._admitted.append(name)
+                    continue
+                coordinator.extend(_begun_with(self._spec, self._spec.clients.index(name) + 1))
                 joined.append(name)
                 continue
             name = next((n for n, after in self._leaving.items() if after <= rounds), None)
@@ -90,7 +94,11 @@ class Changes:
                 break
             del self._leaving[name]
             coordinator.remove(name)
-        return joined
+        # These join when the round is over.
+        state = coordinator.state
+        here = [name for name in self._admitted if not protocol.is_removed(state, name)]
+        self._admitted = [name for name in self._admitted if name not in here]
+        return joined + here
 
 
 def _check(spec: ServerSpec, what: str, name: str, rounds: int) -> None:

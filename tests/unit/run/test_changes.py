@@ -12,10 +12,11 @@ from fedvi import errors
 from fedvi.cli.main import main
 from fedvi.federation import schedules
 from fedvi.privacy import ledger
-from fedvi.results import outcome
+from fedvi.results import outcome, run_record
 from fedvi.run import server_plan, simulate
 from fedvi.study import build
 from fedvi.study.config import parse_study
+from tests import masked
 from tests.sites import study_file
 from tests.studies import linear_regression, raw_study, run_study
 
@@ -156,6 +157,44 @@ def test_a_study_of_sums_says_that_it_began_without_a_client(tmp_path: Path) -> 
     text = (out / "report" / "report.md").read_text()
     assert "removed at version 0" in text
     assert "the factor of a removed site" not in text
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+def test_a_client_joins_a_study_of_masked_sums(rounds: int) -> None:
+    names = ("north", "east", "south", "west", "home")
+    raw = masked.raw(names=names, least=4, rounds=4)
+    found = run_study(raw, masked.records(names), add={"home": rounds})
+    assert [len(one.clients) for one in found.history if one.clients] == [4] * rounds + [5] * (
+        4 - rounds
+    )
+    assert [(one.removed, one.added) for one in found.history if not one.clients] == [
+        (("home",), ()),
+        ((), ("home",)),
+    ]
+    assert ledger.reservations(found.ledgers["home"]) == 4 - rounds
+    # What is expected of the run's widths counts it.
+    assert run_record.took_part(names, [(u.clients, u.removed) for u in found.history]) == names
+
+
+def test_the_report_says_when_it_joined(tmp_path: Path) -> None:
+    names, out = ("north", "east", "west", "south"), tmp_path / "out"
+    promise = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+    sums = {
+        "solver": {"kind": "site_release", "clip_norm": 2.0},
+        "schedule": {"kind": "synchronous", "rounds": 3, "deadline_seconds": 10.0},
+        "privacy": {**promise, "view": "aggregate", "least_reporting": 3},
+        "aggregation": {"secure": True},
+    }
+    study = str(study_file(tmp_path, names=names, **sums))
+    found = CliRunner().invoke(main, ["simulate", study, "--add", "south=1", "--out", str(out)])
+    assert found.exit_code == 0, found.output
+    assert "removed: south after round 0, at version 0\n" in found.stdout
+    assert "added: south after round 1, at version 1\n" in found.stdout
+    found = CliRunner().invoke(main, ["report", str(out)])
+    assert found.exit_code == 0, found.output
+    text = (out / "report" / "report.md").read_text()
+    assert "joined at version 1" in text
+    assert "removed at version" not in text
 
 
 # A study that got further clients
