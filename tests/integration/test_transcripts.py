@@ -20,7 +20,7 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import masks
 from fedvi.results import posterior as posteriors
 from fedvi.run import server_plan
-from fedvi.server.core import protocol
+from fedvi.server.core import key_board, protocol
 from fedvi.server.store import transcript
 from fedvi.server.store.transcript import Recorder
 from fedvi.store.sqlite import DATABASE, SqliteClientStore
@@ -54,9 +54,13 @@ def played(
     root: Path,
     least: int | None = None,
     without: str = "",
+    joins: bool = False,
     way: Callable[[Consortium, str, Link], Link] = lambda consortium, name, link: link,
 ) -> Path:
-    """Plays a study; leaves it, its posterior, its transcript and the sites' stores in ``root``."""
+    """Plays a study; leaves it, its posterior, its transcript and the sites' stores in ``root``.
+
+    It begins without a site, which ``joins`` in the second round or later.
+    """
     study = raw(names=NAMES, least=least, rounds=4)
     (root / "study.json").write_text(json.dumps(study))
     assembly = build.assemble(parse_study(study))
@@ -76,9 +80,15 @@ def played(
         consortium.coordinator.remove(without)
     workers = {name: consortium.worker(name, wrapped(name)) for name in NAMES if name != without}
     for _ in range(80):
-        for worker in workers.values():
+        for worker in list(workers.values()):
             with contextlib.suppress(Gone):
                 worker.tick()
+        if joins and consortium.coordinator.state.version == 1:
+            consortium.coordinator.admit(without)
+        if without not in workers and not protocol.is_removed(
+            consortium.coordinator.state, without
+        ):
+            workers[without] = consortium.worker(without, wrapped(without))
         consortium.now += 3.0
         consortium.coordinator.tick()
     state = consortium.coordinator.state
@@ -122,6 +132,12 @@ def verified(root: Path, name: str, transcript: Path | None = None) -> tuple[int
     )
     assert said.exit_code == told.exit_code, told.output
     return said.exit_code, json.loads(told.stdout), " ".join(said.output.split())
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`west` joins after the first round or the second."""
+    return played(tmp_path_factory.mktemp("joined"), 3, "west", joins=True)
 
 
 @pytest.mark.parametrize("name", ["north", "west"])
@@ -217,6 +233,66 @@ def test_a_run_that_began_without_a_site_is_recomputed(tmp_path: Path, without: 
         assert len(told["ledgers"][0]["certified"]) == count
     ca = ["--ca", root / "authority" / "ca.pem"]
     assert fedvi("ledger", "verify", root / "east", *ca).exit_code == 0
+
+
+@pytest.mark.nightly(but=("west",))
+@pytest.mark.parametrize("late", ["north", "west"])
+def test_a_run_that_a_site_joined_is_recomputed(
+    tmp_path: Path, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = played(tmp_path, 3, late, joins=True)
+    ca, rosters = ["--ca", root / "authority" / "ca.pem"], set()
+    for name in NAMES:
+        code, told, said = verified(root, name)
+        assert code == 0, said
+        book = told["ledgers"][0]
+        assert book["in_transcript"] == len(book["certified"])
+        assert book["in_transcript"] in ((2, 3) if name == late else (4,))
+        done = fedvi("ledger", "verify", root / name, *ca, "--json")
+        assert done.exit_code == 0, done.output
+        rosters.add(json.loads(done.stdout)["ledgers"][0]["roster"])
+    # Each has the roster of the last epoch, with all four sites.
+    assert len(rosters) == 1
+    # A check that did not begin means anew would not come to the same posterior.
+    monkeypatch.setattr(key_board, "means_begun_anew", lambda spec, state: state)
+    code, _, said = verified(root, "north")
+    assert code == 1
+    assert "holds another posterior than the folds of these sums give" in said
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            "DELETE FROM meta WHERE name = 'certificate/board/1'",
+            "the certificates show 2 sets of keys, and 1 are kept",
+        ),
+        (
+            "UPDATE meta SET value = (SELECT value FROM meta WHERE name = 'certificate/board') "
+            "WHERE name = 'certificate/board/1'",
+            "of the epoch 0, expected 1",
+        ),
+        (
+            "UPDATE meta SET name = 'certificate/board/01' WHERE name = 'certificate/board/1'",
+            "it holds keys of epoch '01'",
+        ),
+        (
+            "UPDATE meta SET value = (SELECT value FROM meta WHERE name = 'certificate/0') "
+            "WHERE name = 'certificate/3'",
+            "the certificate of round 3: it is of round 0",
+        ),
+    ],
+)
+def test_evidence_of_two_epochs_that_was_changed_is_seen(
+    joined: Path, tmp_path: Path, change: str, why: str
+) -> None:
+    shutil.copytree(joined / "north", tmp_path / "north")
+    with contextlib.closing(sqlite3.connect(tmp_path / "north" / DATABASE)) as store:
+        store.execute(change)
+        store.commit()
+    done = fedvi("ledger", "verify", tmp_path / "north")
+    assert done.exit_code == 1
+    assert why in " ".join(done.output.split())
 
 
 def rewritten(root: Path, tmp_path: Path, visit: int, change: Callable[[Any], None]) -> Path:

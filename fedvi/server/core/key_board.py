@@ -198,10 +198,12 @@ def joined(spec: ServerSpec, state: ServerState) -> ServerState:
     away = state.away
     for name in names:
         away = kept.without(away, name)
+    begun = dict.fromkeys(names, number)
     update = entry(spec, state, added=names)
     return means_begun_anew(spec, state)._replace(
         keys={_EPOCH: b"%d" % (epoch(state) + 1)},
-        turns=kept.put_all(state.turns, dict.fromkeys(names, number)),
+        turns=kept.put_all(state.turns, begun),
+        visits=kept.put_all(state.visits, begun),
         away=away,
         history=(*state.history, update),
     )
