@@ -85,9 +85,8 @@ def played(
                 worker.tick()
         if joins and consortium.coordinator.state.version == 1:
             consortium.coordinator.admit(without)
-        if without not in workers and not protocol.is_removed(
-            consortium.coordinator.state, without
-        ):
+        is_out = protocol.is_removed(consortium.coordinator.state, without)
+        if joins and not is_out and without not in workers:
             workers[without] = consortium.worker(without, wrapped(without))
         consortium.now += 3.0
         consortium.coordinator.tick()
