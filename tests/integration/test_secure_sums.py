@@ -295,3 +295,37 @@ def test_a_claim_says_what_holds_where_sites_may_be_missing(four: Path, tmp_path
     assert "each sum holds the answers of 3 or more clients" in said
     assert "all but 1 of them sign one set of sites a round" in said
     assert fedvi("ledger", "verify", tmp_path / "out", "--recompute").exit_code == 0
+
+
+def test_a_site_joins_over_grpc(tmp_path: Path) -> None:
+    study = study_file(tmp_path, **{**MISSING, "schedule": {**MISSING["schedule"], "rounds": 12}})
+    assembly, folder = assembled(study), tmp_path / "server"
+    undisturbed(assembly, study.parent)
+    with (
+        running(assembly.spec, folder) as server,
+        sites_of(assembly, study.parent, tmp_path / "sites") as sites,
+    ):
+        removed = fedvi("remove", folder, "--client", "west", "--yes", "--json")
+        assert removed.exit_code == 0, removed.output
+        sites.start(server.addresses.listen, "north", "east")
+        # Of four, three: the run waits for the keys of `south`, and says so.
+        until(server, lambda state: len(state.keys) == 2)
+        told = json.loads(fedvi("status", folder, "--json").stdout)
+        assert told["awaited"] == ["south"]
+        sites.start(server.addresses.listen, "south")
+        until(server, lambda state: state.version >= 2)
+        wrong = fedvi("admit", folder, "--client", "wes", "--yes")
+        assert wrong.exit_code == 2
+        assert "client 'wes' is not in the study" in wrong.stderr
+        admitted = fedvi("admit", folder, "--client", "west", "--yes")
+        assert admitted.exit_code == 0, admitted.output
+        until(server, lambda state: any(update.added for update in state.history))
+        sites.start(server.addresses.listen, "west")
+        sites.join()
+        state = until(server, lambda state: state.status in protocol.OVER)
+    assert state.status == "completed"
+    sizes = [len(update.clients) for update in state.history if update.clients]
+    assert sizes == sorted(sizes)
+    assert (sizes[0], sizes[-1], len(sizes)) == (3, 4, 12)
+    for name in FOUR:
+        assert state.ledgers[name] == sites.ledger(name)
