@@ -35,7 +35,7 @@ CHUNK = 256 << 10
 LEAST_CHUNK = 64 << 10
 """The fewest bytes that a server accepts in each piece of an answer except the last."""
 
-INLINE = 64 << 10
+INLINE = 256 << 10
 """A payload of up to this many bytes travels within the message that announces it."""
 
 MESSAGE_LIMIT = 4 << 20

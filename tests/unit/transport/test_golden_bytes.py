@@ -8,6 +8,7 @@ import pytest
 from fedvi.transport._wire import admin_pb2, parcels_pb2
 
 GOLDEN = {
+    "AdmitClientRequest": "0a06636c69656e74",
     "Board": "08c901120132",
     "ClientRow": (
         "0a046e616d651205737461746518af0220b0022a077461736b5f69643100000000000019403900000000"

@@ -72,8 +72,8 @@ def parties(shared_parties):
     return shared_parties
 
 
-# 100: an array of 80 KB, which stands apart from the message.
-@pytest.mark.parametrize("size", [2, 100])
+# 200: an array of 320 KB, which stands apart from the message.
+@pytest.mark.parametrize("size", [2, 200])
 def test_a_task_is_read_as_it_was_written(parties, size):
     made = task_file(size)
     parcels.write_task(parties.path, parties.server, made)
@@ -82,7 +82,7 @@ def test_a_task_is_read_as_it_was_written(parties, size):
     assert tree.equal(found.reply.task.posterior, made.reply.task.posterior)
     assert tree.equal(found.reply.task.factor, made.reply.task.factor)
     assert found.reply.task[:4] == made.reply.task[:4]
-    assert (parties.path.stat().st_size > bundle.INLINE) == (size == 100)
+    assert (parties.path.stat().st_size > bundle.INLINE) == (size == 200)
 
 
 def test_the_end_of_a_run_is_read_as_it_was_written(parties):
@@ -105,7 +105,7 @@ def test_a_failure_is_read_as_it_was_written(parties):
 
 
 @pytest.mark.filterwarnings("ignore:Parsed a serial number")  # of a certificate that was changed
-@pytest.mark.parametrize("size", [2, 100])
+@pytest.mark.parametrize("size", [2, 200])
 def test_no_byte_of_a_task_can_be_changed_to_say_something_else(parties, size):
     made = task_file(size)
     parcels.write_task(parties.path, parties.server, made)
@@ -143,10 +143,10 @@ def test_no_byte_of_a_task_can_be_changed_to_say_something_else(parties, size):
     ids=["cut", "header", "longer", "empty", "other", "array", "message", "lengths"],
 )
 def test_a_damaged_task_is_refused_with_its_own_sentence(parties, change, words):
-    parcels.write_task(parties.path, parties.server, task_file(100))
+    parcels.write_task(parties.path, parties.server, task_file(200))
     parties.path.write_bytes(change(parties.path.read_bytes()))
     with pytest.raises(errors.FedviError, match=words):
-        parties.task(size=100)
+        parties.task(size=200)
 
 
 @pytest.mark.parametrize("word", ["task", "result"])
@@ -312,17 +312,17 @@ def test_a_result_whose_signer_s_certificate_has_ended_is_refused(parties, tmp_p
 
 def test_what_is_larger_than_a_payload_may_be_is_refused_at_both_ends(parties, monkeypatch):
     parcels.write_result(parties.path, parties.north, answer(40_000))
-    parcels.write_task(parties.folder / "task", parties.server, task_file(100))
+    parcels.write_task(parties.folder / "task", parties.server, task_file(200))
     monkeypatch.setattr(bundle, "PAYLOAD_LIMIT", 60_000)
     with pytest.raises(errors.ProtocolError, match=r"size is 160000, expected at most 60000"):
         parties.result()
     with pytest.raises(errors.ProtocolError, match=r"160000 bytes, expected at most 60000"):
         parcels.write_result(parties.path, parties.north, answer(40_000))
-    with pytest.raises(errors.ProtocolError, match=r"80800 bytes, expected at most 60000"):
-        parcels.write_task(parties.path, parties.server, task_file(100))
+    with pytest.raises(errors.ProtocolError, match=r"321600 bytes, expected at most 60000"):
+        parcels.write_task(parties.path, parties.server, task_file(200))
     parties.path = parties.folder / "task"
-    with pytest.raises(errors.ProtocolError, match=r"size is 80800, expected at most 60000"):
-        parties.task(size=100)
+    with pytest.raises(errors.ProtocolError, match=r"size is 321600, expected at most 60000"):
+        parties.task(size=200)
     parties.path = parties.folder / "file"
 
 

@@ -215,10 +215,11 @@ def test_every_message_comes_back_as_it_was_sent(anchor):
         NextTask("n", SESSION),
         2.5,
     )
-    keys = NextTask("n", SESSION, KeyPart(2, b"\0\xff"))
-    assert wire.next_task_from(through(wire.next_task_to(keys, 2.5))) == (keys, 2.5)
-    for parts in ((), (b"\0", b"")):
-        assert wire.wait_from(through(wire.wait_to(Wait(parts)))) == Wait(parts)
+    for epoch in (0, 3):
+        keys = NextTask("n", SESSION, KeyPart(2, b"\0\xff", epoch))
+        assert wire.next_task_from(through(wire.next_task_to(keys, 2.5))) == (keys, 2.5)
+    for wait in (Wait(), Wait((b"\0", b"")), Wait((), 2)):
+        assert wire.wait_from(through(wire.wait_to(wait))) == wait
     done = Done("epsilon is spent\n\nhint: none", resumable=True)
     assert wire.done_from(through(wire.done_to(done))) == done
     for status in ("accepted", "duplicate", "conflict"):
