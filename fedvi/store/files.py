@@ -87,12 +87,13 @@ def check_fresh(path: Path, lock: int) -> None:
         )
 
 
-def connect(path: Path, secure_delete: bool) -> sqlite3.Connection:
+def connect(path: Path, secure_delete: bool, page_bytes: int = 4096) -> sqlite3.Connection:
     """Opens a database for writing, with all settings that durability and erasure depend on.
 
     Args:
       path: created, readable only by its owner, if missing.
       secure_delete: whether deleted content is overwritten with zeros.
+      page_bytes: of a new database; an older one keeps its own. Arrays of many pages are slower to write.
 
     Raises:
       LedgerError: SQLite does not accept a setting.
@@ -109,6 +110,7 @@ def connect(path: Path, secure_delete: bool) -> sqlite3.Connection:
         "temp_store": 2,  # in memory: no temporary file gets a copy of a secret
     }
     try:
+        connection.execute(f"PRAGMA page_size = {page_bytes}")
         for name, value in settings.items():
             connection.execute(f"PRAGMA {name} = {value}")
             (found,) = connection.execute(f"PRAGMA {name}").fetchone()
