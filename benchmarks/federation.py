@@ -321,6 +321,7 @@ class Outcome(NamedTuple):
 @contextlib.contextmanager
 def serving(case: Case, folder: Path, tls: Path) -> Iterator[tuple[Any, str, Any]]:
     """Starts a server process; yields it, its address and the pipe that its stamps come from."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as the command does
     ours, theirs = _spawn.Pipe()
     server = _spawn.Process(target=serve, args=(case, folder, tls / SERVER, theirs))
     server.start()

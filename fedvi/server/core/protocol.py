@@ -308,7 +308,8 @@ def _next_task(
     if is_removed(state, name):
         # One that may be admitted later needs the keys that it has.
         may_join = openings.opens(spec)
-        return state, Done(f"client {name!r} was removed from the run", resumable=may_join)
+        then = "; start it again once it is admitted" if may_join else ""
+        return state, Done(f"client {name!r} was removed from the run{then}", resumable=may_join)
     if state.status in OVER:
         return state, Done(ending(state), resumable=state.status == "failed")
     if state.away.get(name) == EXHAUSTED:
