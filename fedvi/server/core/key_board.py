@@ -157,7 +157,7 @@ def can_do_without_some(spec: ServerSpec, state: ServerState) -> bool:
 def settled(spec: ServerSpec, state: ServerState) -> ServerState:
     """Completes stage 1 without sites that were removed or revoked, once all others have posted.
 
-    They are removed, until they are admitted, and so is a site without budget, which gets no reply but that.
+    They are removed, until they are admitted, and so is a site without budget, which can send no keys.
     What one of them posted is dropped at once: before the stage is complete nobody has seen it. After that,
     the others begin the next epoch.
     """

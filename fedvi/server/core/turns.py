@@ -116,7 +116,7 @@ def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
 def keyed(
     spec: ServerSpec, state: ServerState, name: str, part: KeyPart, now: float
 ) -> tuple[ServerState, Wait]:
-    """Takes a part of the keys for masks, as ``key_board.post``; with the last one a round's time begins."""
+    """Takes a part of the keys, as ``key_board.post``; with the last one the time of a round begins."""
     after, reply = key_board.post(spec, state, name, part)
     if key_board.is_ready(spec, after) and not key_board.is_ready(spec, state):
         presence = after.presence._replace(round=None)
