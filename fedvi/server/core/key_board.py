@@ -145,7 +145,8 @@ def post(
     key = f"{part.stage}/{name}"
     if part.content and state.keys.get(key) != part.content:
         _check(spec, state, name, part)
-        state = settled(spec, state._replace(keys={**state.keys, key: part.content}))
+        state = state._replace(keys={**state.keys, key: part.content})
+    state = settled(spec, state)
     return state, Wait(parts(spec, state, name, part.stage))
 
 
@@ -158,24 +159,20 @@ def settled(spec: ServerSpec, state: ServerState) -> ServerState:
     """Completes stage 1 without sites that were removed or revoked, once all others have posted.
 
     They are removed, until they are admitted, and so is a site without budget, which can send no keys.
-    What one of them posted is dropped at once: before the stage is complete nobody has seen it. After that,
-    the others begin the next epoch.
+    What one of them posted is dropped then: before the stage is complete nobody has seen it. If one leaves
+    after that, the others begin the next epoch.
     """
     if not can_do_without_some(spec, state):
         return state
     gone = [n for n in spec.clients if state.away.get(n) in (REMOVED, REVOKED, EXHAUSTED)]
-    if not gone:
+    # A study's quorum is T and `least_reporting`, or more. With fewer, one that was revoked is waited for.
+    if not gone or len(spec.clients) - len(gone) < spec.patience.quorum:
         return state
-    own = {f"{STAGES[0]}/{name}" for name in gone}
-    is_enough = len(spec.clients) - len(gone) >= spec.patience.quorum
     if stage(state) > 0:
-        is_shown = any(state.keys[key] for key in own)
-        return state._replace(keys=_next_epoch(state)) if is_shown and is_enough else state
-    if own & state.keys.keys():
-        state = state._replace(keys={k: part for k, part in state.keys.items() if k not in own})
+        is_shown = any(state.keys[f"{STAGES[0]}/{name}"] for name in gone)
+        return state._replace(keys=_next_epoch(state)) if is_shown else state
     waited = [n for n in spec.clients if n not in gone and f"{STAGES[0]}/{n}" not in state.keys]
-    # A study's quorum is T and `least_reporting`, or more.
-    if waited or not is_enough:
+    if waited:
         return state
     blank = {f"{number}/{name}": b"" for name in gone for number in STAGES}
     new = tuple(name for name in gone if state.away[name] != REMOVED)

@@ -245,6 +245,27 @@ def test_a_site_that_joins_and_goes_away_can_be_removed_again(round_: Round, sta
     assert sizes(round_) == [6] * ROUNDS
 
 
+def test_a_revoked_site_without_which_too_few_are_left_comes_back(round_: Round) -> None:
+    workers = ready(round_, "south", "north")
+    round_.coordinator.admit("south")
+    round_.go_on(workers, lambda: key_board.epoch(round_.coordinator.state) == 1)
+    for name in NAMES[1:]:
+        if name in workers:
+            workers[name].tick()
+            workers[name].tick()
+    # Five are left without the two; with `far` gone too, four.
+    round_.coordinator.revoke(["far"])
+    far = workers.pop("far")
+    round_.coordinator.remove("south")
+    round_.go_on(workers)
+    assert key_board.stage(round_.coordinator.state) == 0
+    # The same process calls again: it has sent its keys.
+    workers["far"] = far
+    round_.finish(workers)
+    assert round_.coordinator.state.status == "completed"
+    assert sizes(round_) == [5] * ROUNDS
+
+
 def test_a_site_that_is_enrolled_with_another_key_is_left_out(round_: Round) -> None:
     """It went on with the keys that it had signed before; the next that it signs, others refuse."""
     workers = ready(round_, "south")
