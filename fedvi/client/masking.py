@@ -173,7 +173,7 @@ class Masking:
     def renew(self, epoch: int) -> None:
         """Begins to agree on keys anew, since a site joins; erases the keys so far.
 
-        What this site masked with those, and did not open yet, it opens no more. As before, a visit that was
+        What this site masked with those, and did not open yet, it opens no more. A visit that was
         answered is answered, signed and opened no second time. Every site whose keys this one ever took
         must sign with the same key as then.
 

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,12 @@ def played(
     least: int | None = None,
     without: str = "",
     way: Callable[[Consortium, str, Link], Link] = lambda consortium, name, link: link,
+    joins: bool = False,
 ) -> Path:
-    """Plays a study; leaves it, its posterior, its transcript and the sites' stores in ``root``."""
+    """Plays a study; leaves it, its posterior, its transcript and the sites' stores in ``root``.
+
+    It begins ``without`` a site, which ``joins`` after two rounds.
+    """
     study = raw(names=NAMES, least=least, rounds=4)
     (root / "study.json").write_text(json.dumps(study))
     assembly = build.assemble(parse_study(study))
@@ -76,6 +80,11 @@ def played(
         consortium.coordinator.remove(without)
     workers = {name: consortium.worker(name, wrapped(name)) for name in NAMES if name != without}
     for _ in range(80):
+        state = consortium.coordinator.state
+        if joins and state.version == 2 and protocol.is_removed(state, without):
+            consortium.coordinator.admit(without)
+        elif without not in workers and not protocol.is_removed(state, without) and joins:
+            workers[without] = consortium.worker(without, wrapped(without))
         for worker in workers.values():
             with contextlib.suppress(Gone):
                 worker.tick()
@@ -217,6 +226,46 @@ def test_a_run_that_began_without_a_site_is_recomputed(tmp_path: Path, without: 
         assert len(told["ledgers"][0]["certified"]) == count
     ca = ["--ca", root / "authority" / "ca.pem"]
     assert fedvi("ledger", "verify", root / "east", *ca).exit_code == 0
+
+
+def test_a_run_that_a_site_joined_is_recomputed(tmp_path: Path) -> None:
+    root = played(tmp_path, 3, "west", joins=True)
+    ca = ["--ca", root / "authority" / "ca.pem"]
+    for name, count in (("north", 4), ("west", 1)):
+        code, told, said = verified(root, name)
+        assert code == 0, said
+        book = told["ledgers"][0]
+        assert (book["in_transcript"], len(book["certified"])) == (count, count)
+        assert fedvi("ledger", "verify", root / name, *ca).exit_code == 0
+    boards = evidence(root / "north", "board")
+    assert sorted(boards) == ["board", "board/1"]
+    # Keys of the second epoch that are not kept, or are others.
+    for kept, problem in (
+        ({"board/1": None}, "the certificates show 2 sets of keys, and 1 are kept"),
+        ({"board/1": boards["board"]}, "are of the epoch 0, expected 1"),
+        ({"board": boards["board/1"]}, "are of the epoch 1, expected 0"),
+    ):
+        evidence(root / "north", "board", {**boards, **kept})
+        said = fedvi("ledger", "verify", root / "north")
+        assert said.exit_code == 1
+        assert problem in " ".join(said.output.split())
+    evidence(root / "north", "board", boards)
+    assert fedvi("ledger", "verify", root / "north").exit_code == 0
+
+
+def evidence(
+    folder: Path, name: str, content: Mapping[str, bytes | None] | None = None
+) -> dict[str, bytes]:
+    """Reads what a site kept under names that begin so, and puts something else in its place."""
+    start = "certificate/"
+    with contextlib.closing(sqlite3.connect(folder / DATABASE)) as connection, connection:
+        rows = connection.execute("SELECT name, CAST(value AS BLOB) FROM meta").fetchall()
+        found = {key: value for key, value in rows if key.startswith(start + name)}
+        for key, value in (content or {}).items():
+            connection.execute("DELETE FROM meta WHERE name = ?", (start + key,))
+            if value is not None:
+                connection.execute("INSERT INTO meta VALUES (?, ?)", (start + key, value))
+    return {key.removeprefix(start): value for key, value in found.items()}
 
 
 def rewritten(root: Path, tmp_path: Path, visit: int, change: Callable[[Any], None]) -> Path:
