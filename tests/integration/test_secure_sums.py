@@ -1,6 +1,7 @@
 """Claims about secure sums end to end: over real gRPC, in files by hand, and what is claimed of them."""
 
 import json
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -269,6 +270,38 @@ def test_a_site_that_is_gone_in_the_middle_of_a_round_does_not_stop_the_study(
     assert state.status == "completed"
     first = 3 if step == "submit" else 4
     assert [len(update.clients) for update in state.history] == [first, 3, 3]
+
+
+def test_a_site_joins_over_grpc(
+    four: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assembly, base, folder = assembled(four), four.parent, tmp_path / "server"
+    handle, is_admitted = GrpcLink.handle, threading.Event()
+
+    def held(link: GrpcLink, request: Request) -> Reply:
+        if request.client == "north" and step_of(request) == "submit":
+            is_admitted.wait(5.0)
+        return handle(link, request)
+
+    with (
+        running(assembly.spec, folder) as server,
+        sites_of(assembly, base, tmp_path / "sites") as sites,
+    ):
+        assert fedvi("remove", folder, "--client", "west", "--yes").exit_code == 0
+        monkeypatch.setattr(GrpcLink, "handle", held)
+        sites.start(server.addresses.listen, "north", "east", "south")
+        until(server, lambda state: bool(state.answers))
+        assert fedvi("admit", folder, "--client", "wets", "--yes").exit_code == 2
+        assert fedvi("admit", folder, "--client", "west", "--yes").exit_code == 0
+        is_admitted.set()
+        until(server, lambda state: not protocol.is_removed(state, "west"))
+        said = json.loads(fedvi("status", folder, "--json").stdout)
+        assert "west" in said["awaited"]
+        sites.start(server.addresses.listen, "west")
+        state = until(server, lambda state: state.status in protocol.OVER)
+    assert state.status == "completed"
+    assert [len(update.clients) for update in state.history if update.clients] == [3, 4, 4]
+    assert fedvi("admit", folder, "--client", "west", "--yes").exit_code in (3, 6)
 
 
 @pytest.mark.parametrize(("floor", "refused"), [(2, False), (3, False), (4, True)])
