@@ -176,8 +176,8 @@ class Masking:
     def renew(self, epoch: int) -> None:
         """Begins to agree on keys anew, since a site joins; erases the keys so far.
 
-        What this site masked with those, and did not open yet, stays masked. As before, a visit that was
-        answered is answered, signed and opened no second time. Every site that this one ever agreed with
+        What this site masked with those, and did not open yet, it opens no more. A visit that was
+        answered is answered, signed and opened no second time. Every site whose keys this one ever took
         must sign with the same key as then.
 
         Raises:

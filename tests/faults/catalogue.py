@@ -649,6 +649,22 @@ _MASKS = (
         "unit/client/test_masking.py",
     ),
     _fault(
+        "another-key-under-a-name-that-is-known",
+        "client/masking.py",
+        "if held.known.get(member.name, member.identity) != member.identity:",
+        "if not member.identity:",
+        "When a site joins, somebody else takes the name of a site that was there before.",
+        "unit/client/test_joining.py",
+    ),
+    _fault(
+        "keys-of-an-epoch-before",
+        "client/signed_keys.py",
+        '("of the epoch", of_epoch, epoch),',
+        '("of the epoch", epoch, epoch),',
+        "A server shows keys that a site signed before another joined, and erased since.",
+        "unit/client/test_joining.py",
+    ),
+    _fault(
         "a-layer-too-few-for-the-missing",
         "privacy/top_up.py",
         "return count\n        raise",

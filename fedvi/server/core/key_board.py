@@ -4,7 +4,8 @@
     stage 2   each site's offers to the sites after it  ─► to each site, the offers made to it
 
 A site that is removed, or revoked, before stage 1 is complete has empty parts: the study begins without it.
-If it is admitted later, all sites agree on keys anew, in the next epoch.
+If it is admitted later, all sites agree on keys anew, in the next epoch. So do the others if a site leaves
+between the stages.
 
 Sites do not trust the server here: they check signatures and tags, and a forged part stops the run.
 """
@@ -14,6 +15,7 @@ from fedvi.federation.messages import KeyPart, Wait
 from fedvi.privacy.pairs import OFFER_BYTES
 from fedvi.server.core import kept, openings
 from fedvi.server.core.state import (
+    EXHAUSTED,
     REMOVED,
     REVOKED,
     ServerSpec,
@@ -34,6 +36,7 @@ __all__ = [
     "joined",
     "joining",
     "means_begun_anew",
+    "means_kept",
     "owing",
     "parts",
     "post",
@@ -50,6 +53,9 @@ _LONGEST = 16 << 10
 """Most bytes of signed keys: a certificate and 3 KiB, with room to spare."""
 
 _EPOCH, _JOINS = "epoch", "joins/"
+
+_BEFORE = "before/"
+"""Of each site that was absent when a sum was last folded, if sites agree on keys anew since."""
 
 
 def epoch(state: ServerState) -> int:
@@ -111,7 +117,7 @@ def owing(spec: ServerSpec, state: ServerState) -> tuple[str, ...]:
 
 
 def told_to_wait(state: ServerState, name: str) -> Wait:
-    """Returns the reply to a site before keys are agreed on; tells of an epoch for which it has none."""
+    """Returns the reply to a site that gets no task; tells of an epoch for which it has no keys yet."""
     return Wait((), 0 if f"{STAGES[0]}/{name}" in state.keys else epoch(state))
 
 
@@ -139,35 +145,37 @@ def post(
     key = f"{part.stage}/{name}"
     if part.content and state.keys.get(key) != part.content:
         _check(spec, state, name, part)
-        state = settled(spec, state._replace(keys={**state.keys, key: part.content}))
+        state = state._replace(keys={**state.keys, key: part.content})
+    state = settled(spec, state)
     return state, Wait(parts(spec, state, name, part.stage))
 
 
 def can_do_without_some(spec: ServerSpec, state: ServerState) -> bool:
-    """Whether a study may still begin without sites: rounds may miss some, and nobody has seen any keys."""
-    return openings.opens(spec) and stage(state) == 0
+    """Whether sites may still be left out: rounds may miss some, and the keys are not complete."""
+    return openings.opens(spec) and not is_ready(spec, state)
 
 
 def settled(spec: ServerSpec, state: ServerState) -> ServerState:
     """Completes stage 1 without sites that were removed or revoked, once all others have posted.
 
-    They are removed for good, since they can never be given keys. What one of them posted is dropped at
-    once: before the stage is complete nobody has seen it.
+    They are removed, until they are admitted, and so is a site without budget, which can send no keys.
+    What one of them posted is dropped then: before the stage is complete nobody has seen it. If one leaves
+    after that, the others begin the next epoch.
     """
     if not can_do_without_some(spec, state):
         return state
-    gone = [name for name in spec.clients if state.away.get(name) in (REMOVED, REVOKED)]
-    if not gone:
+    gone = [n for n in spec.clients if state.away.get(n) in (REMOVED, REVOKED, EXHAUSTED)]
+    # A study's quorum is T and `least_reporting`, or more. With fewer, one that was revoked is waited for.
+    if not gone or len(spec.clients) - len(gone) < spec.patience.quorum:
         return state
-    own = {f"{STAGES[0]}/{name}" for name in gone}
-    if own & state.keys.keys():
-        state = state._replace(keys={k: part for k, part in state.keys.items() if k not in own})
+    if stage(state) > 0:
+        is_shown = any(state.keys[f"{STAGES[0]}/{name}"] for name in gone)
+        return state._replace(keys=_next_epoch(state)) if is_shown else state
     waited = [n for n in spec.clients if n not in gone and f"{STAGES[0]}/{n}" not in state.keys]
-    # A study's quorum is T and `least_reporting`, or more.
-    if waited or len(spec.clients) - len(gone) < spec.patience.quorum:
+    if waited:
         return state
     blank = {f"{number}/{name}": b"" for name in gone for number in STAGES}
-    new = tuple(name for name in gone if state.away[name] == REVOKED)
+    new = tuple(name for name in gone if state.away[name] != REMOVED)
     if new:
         update = entry(spec, state, removed=new)
         away = kept.put_all(state.away, dict.fromkeys(new, REMOVED))
@@ -200,13 +208,23 @@ def joined(spec: ServerSpec, state: ServerState) -> ServerState:
         away = kept.without(away, name)
     begun = dict.fromkeys(names, number)
     update = entry(spec, state, added=names)
-    return means_begun_anew(spec, state)._replace(
-        keys={_EPOCH: b"%d" % (epoch(state) + 1)},
-        turns=kept.put_all(state.turns, begun),
+    return state._replace(
+        keys=_next_epoch(state),
+        # A late answer, of before it was left out, must not stand for one of this round.
         visits=kept.put_all(state.visits, begun),
+        turns=kept.put_all(state.turns, begun),
         away=away,
         history=(*state.history, update),
     )
+
+
+def _next_epoch(state: ServerState) -> dict[str, bytes]:
+    before = {key: part for key, part in state.keys.items() if key.startswith(_BEFORE)}
+    absent = openings.opening_messages(state).absent
+    return {
+        _EPOCH: b"%d" % (epoch(state) + 1),
+        **(before or {_BEFORE + name: b"" for name in absent}),
+    }
 
 
 def entry(
@@ -217,8 +235,18 @@ def entry(
     return Update(state.version, (), (), 1.0, rounds, None, removed=removed, added=added)
 
 
+def means_kept(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Before a fold, starts means over rounds anew if a site is there that was absent at the one before."""
+    before = {key for key in state.keys if key.startswith(_BEFORE)}
+    if not before:
+        return state
+    state = state._replace(keys={k: part for k, part in state.keys.items() if k not in before})
+    absent = {_BEFORE + name for name in openings.opening_messages(state).absent}
+    return means_begun_anew(spec, state) if before - absent else state
+
+
 def means_begun_anew(spec: ServerSpec, state: ServerState) -> ServerState:
-    """Starts means over rounds anew, since those so far are of sums without a site that joins."""
+    """Starts means over rounds anew, since those so far are of sums without a site that joined."""
     if state.standing is None:
         return state
     noise = sum(len(update.clients) * update.damping**2 for update in state.history)

@@ -14,7 +14,6 @@ from fedvi.federation.messages import (
     Failure,
     Goodbye,
     Hello,
-    KeyPart,
     NextTask,
     Noted,
     Offer,
@@ -62,6 +61,7 @@ from fedvi.server.core.turns import (
     dropped,
     is_in_turn,
     is_selected,
+    keyed,
     next_deadline,
     settle,
     tick,
@@ -307,25 +307,21 @@ def _next_task(
     name = request.client
     if is_removed(state, name):
         # One that may be admitted later needs the keys that it has.
-        may_join = openings.opens(spec)
-        then = "; start it again once it is admitted" if may_join else ""
-        return state, Done(f"client {name!r} was removed from the run{then}", resumable=may_join)
+        return state, Done(f"client {name!r} was removed from the run", openings.opens(spec))
     if state.status in OVER:
         return state, Done(ending(state), resumable=state.status == "failed")
     if state.away.get(name) == EXHAUSTED:
         return state, Done(_exhausted(name))
     if request.part is not None:
         if request.part.stage not in CLOSING:
-            return _keyed(spec, state, name, request.part, now)
+            return keyed(spec, state, name, request.part, now)
         state = settle(spec, openings.post(spec, state, name, request.part), now)
         if parts := openings.parts(spec, state, name):
             return state, Wait(parts)
         # There is nothing to open: treat it as a plain request for a task.
         return _next_task(spec, state, request._replace(part=None), now)
-    if not key_board.is_ready(spec, state):
+    if state.status == "paused" or not key_board.is_ready(spec, state):
         return state, key_board.told_to_wait(state, name)
-    if state.status == "paused":
-        return state, Wait()
     if name in state.tasks:
         return state, Offer(state.tasks[name])
     if not is_selected(spec, state, name):
@@ -344,17 +340,6 @@ def _next_task(
             return _gone(spec, state, name, EXHAUSTED, now), Done(_exhausted(name))
         state = state._replace(ledgers=kept.put(state.ledgers, name, book))
     return state._replace(tasks=kept.put(state.tasks, name, task)), Offer(task)
-
-
-def _keyed(
-    spec: ServerSpec, state: ServerState, name: str, part: KeyPart, now: float
-) -> tuple[ServerState, Reply]:
-    """Takes a part of the keys; with the last one, the time of a round begins."""
-    after, reply = key_board.post(spec, state, name, part)
-    if key_board.is_ready(spec, after) and not key_board.is_ready(spec, state):
-        presence = after.presence._replace(round=None)
-        after = settle(spec, after._replace(presence=presence), now)
-    return after, reply
 
 
 def task_of(spec: ServerSpec, state: ServerState, client: str) -> Task:

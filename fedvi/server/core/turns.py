@@ -14,6 +14,7 @@ from fedvi.expfam import stacked, tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.federation import damping as damping_rules
 from fedvi.federation import fold as folding
+from fedvi.federation.messages import KeyPart, Wait
 from fedvi.federation.progress import Progress, StageEnd
 from fedvi.server.core import barrier, kept, key_board, openings, sum_rounds
 from fedvi.server.core.fold_sizes import check_size, strictly
@@ -43,6 +44,7 @@ __all__ = [
     "given_up",
     "is_in_turn",
     "is_selected",
+    "keyed",
     "next_deadline",
     "noted",
     "rounds_at_last_fold",
@@ -109,6 +111,17 @@ def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
     if state.status in OVER or (found := barrier.counted(spec, state)) is None:
         return state
     return barrier.noted(state, found._replace(settled=True))
+
+
+def keyed(
+    spec: ServerSpec, state: ServerState, name: str, part: KeyPart, now: float
+) -> tuple[ServerState, Wait]:
+    """Takes a part of the keys, as ``key_board.post``; with the last one the time of a round begins."""
+    after, reply = key_board.post(spec, state, name, part)
+    if key_board.is_ready(spec, after) and not key_board.is_ready(spec, state):
+        presence = after.presence._replace(round=None)
+        after = settle(spec, after._replace(presence=presence), now)
+    return after, reply
 
 
 def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
@@ -191,8 +204,6 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
     """Takes one step if one is possible; otherwise returns the very same state."""
     if state.status in OVER:
         return state
-    if (joined := key_board.joined(spec, state)) is not state:
-        return joined
     progress = progress_of(spec, state)
     if state.answers and spec.schedule.ready(progress):
         return _fold(spec, state) if spec.gather is None else _gathered(spec, spec.gather, state)
@@ -200,10 +211,12 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
         # If every turn was skipped, or every round given up, the posterior is the prior: no result.
         folded = any(progress.visits) if spec.gather is None else state.version > 0
         return state._replace(status="completed" if folded else "failed")
+    if (joined := key_board.joined(spec, state)) is not state:
+        return joined
     ending = spec.schedule.ending(progress)
     if ending is not None:
         return _end_stage(spec, state, progress, ending)
-    if state.status == "paused" or not key_board.is_ready(spec, state):
+    if state.status == "paused":
         return state
     return _skip(spec, state, spec.schedule.awaited(progress))
 
@@ -214,6 +227,8 @@ def _skip(spec: ServerSpec, state: ServerState, awaited: tuple[str, ...]) -> Ser
         reasons = {state.away[name] for name in awaited}
         ended = "budget_exhausted" if reasons <= {"budget", EXHAUSTED} else "failed"
         return state._replace(status=ended)
+    if not key_board.is_ready(spec, state):
+        return state
     absent = [
         name
         for name in awaited
@@ -412,7 +427,7 @@ def sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) 
       ProtocolError: it cannot be read, or folded.
     """
     with strictly("the sum of a round"):
-        return openings.cleared(_sum_folded(spec, gather, state))
+        return openings.cleared(_sum_folded(spec, gather, key_board.means_kept(spec, state)))
 
 
 def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState) -> ServerState:

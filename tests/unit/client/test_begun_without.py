@@ -98,7 +98,7 @@ def test_the_log_says_so(assembly: Assembly, leave: Callable[[Consortium, str], 
     assert "north was removed: the study begins without it" in [event.text for event in told]
 
 
-def test_it_waits_for_enough_and_cannot_do_without_later(assembly: Assembly) -> None:
+def test_it_waits_for_enough_and_needs_each_once_keys_are_there(assembly: Assembly) -> None:
     consortium = Consortium(assembly)
     consortium.coordinator.remove("west")
     with pytest.raises(
@@ -115,26 +115,40 @@ def test_it_waits_for_enough_and_cannot_do_without_later(assembly: Assembly) -> 
     assert consortium.coordinator.state.status == "completed"
 
     begun = Consortium(assembly)
-    workers = {name: begun.worker(name) for name in NAMES}
-    for worker in workers.values():
-        worker.tick()
-    # All have seen its keys, and none has its offers: it is needed.
-    with pytest.raises(errors.ConfigError, match="cannot be divided out") as refused:
-        begun.coordinator.remove("west")
-    assert "before the clients have agreed on keys, for which it is needed" in str(
-        refused.value.hint
-    )
-    for worker in workers.values():
-        worker.tick()
+    begun.set_up()
     with pytest.raises(errors.ConfigError, match="cannot be divided out") as refused:
         begun.coordinator.remove("west")
     assert "`fedvi ca revoke` lets later rounds go on without it" in str(refused.value.hint)
 
 
+@pytest.mark.parametrize("leave", [remove, revoke])
+@pytest.mark.parametrize("posted", [False, True], ids=["owes its offers", "sent its offers"])
+def test_a_site_that_leaves_between_the_stages_makes_the_others_agree_anew(
+    assembly: Assembly, leave: Callable[[Consortium, str], None], posted: bool
+) -> None:
+    consortium = Consortium(assembly)
+    workers = {name: consortium.worker(name) for name in NAMES}
+    for worker in workers.values():
+        worker.tick()
+    gone = workers.pop("east")
+    if posted:
+        gone.tick()
+    # All have seen its keys.
+    leave(consortium, "east")
+    assert key_board.standing(consortium.coordinator.state) == (1, 0, 0)
+    play(consortium, workers)
+    state = consortium.coordinator.state
+    assert state.status == "completed"
+    folds = [sorted(update.clients) for update in state.history if update.clients]
+    assert folds == [sorted(workers)] * 3
+    assert [update.removed for update in state.history if update.removed] == [("east",)]
+
+
 def test_where_all_must_answer_nobody_is_left_out() -> None:
     consortium = Consortium(build.assemble(parse_study(raw())))
-    with pytest.raises(errors.ConfigError, match="cannot be divided out"):
+    with pytest.raises(errors.ConfigError, match="cannot be divided out") as refused:
         consortium.coordinator.remove("east")
+    assert "agreed on keys, for which it is needed" in str(refused.value.hint)
     revoke(consortium, "east")
     assert not protocol.is_removed(consortium.coordinator.state, "east")
 

@@ -558,8 +558,8 @@ def test_a_site_that_could_not_sign_a_set_is_refused_before_anything_is_masked(
     masking = workers["far"]._link._masking
     signed = masking._signed
 
-    def without_key(keys: Any, signing: bytes) -> bytes:
-        said = json.loads(json.loads(signed(keys, signing))["content"])
+    def without_key(keys: Any, signing: bytes, epoch: int) -> bytes:
+        said = json.loads(json.loads(signed(keys, signing, epoch))["content"])
         content = json.dumps({**said, "ed25519": key}, sort_keys=True, separators=(",", ":"))
         by = base64.b64encode(signer.sign(content.encode())).decode()
         return json.dumps({"content": content, "signature": by}).encode()
