@@ -3,7 +3,7 @@
 import collections
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -111,7 +111,12 @@ def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
     return barrier.noted(state, found._replace(settled=True))
 
 
-def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
+def check_fold(
+    spec: ServerSpec,
+    state: ServerState,
+    what: str,
+    fold: Callable[[ServerSpec, ServerState], ServerState] | None = None,
+) -> None:
     """Makes a trial fold of the waiting answers, and discards the result.
 
     Matrices of moderate numbers may still be singular to float64. So where there are matrices, and
@@ -124,6 +129,7 @@ def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
       spec: of the run.
       state: with the answers.
       what: names the last answer in the message.
+      fold: folds them; None: as answers that wait are folded.
 
     Raises:
       ProtocolError: it cannot be folded.
@@ -132,7 +138,7 @@ def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
     if hasattr(family, "blocks"):
         return
     with strictly(f"{what} cannot be folded"):
-        after = _fold(spec._replace(keep=lambda eta: eta), state)
+        after = (fold or _fold)(spec._replace(keep=lambda eta: eta), state)
         handed_out = served(spec, after)
         gap = folding.gap(family, state.round_start, reported(spec, after))
         # The next fold begins with this computation.
