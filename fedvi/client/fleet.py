@@ -8,9 +8,11 @@ Each worker keeps its own charges, secrets, noise and seals; results are the sam
 """
 
 import collections
+import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedvi.client.worker import Outcome, Visit
@@ -23,7 +25,11 @@ from fedvi.updates.base import LocalSolver, Shard, Task
 __all__ = ["Fleet"]
 
 # How many bytes of records are computed in one call.
-_BLOCK_BYTES = 64 << 20
+_BLOCK_BYTES = 32 << 20
+# How many bytes of stacked records are kept for later rounds; further blocks are stacked in each round.
+_KEPT_BYTES = 32 << 20
+# How many calls, with their records, may be in memory at once: one a core, and one that waits.
+_AT_ONCE = (os.cpu_count() or 1) + 1
 # Fewer visits than this are one block.
 _FEW = 16
 
@@ -36,10 +42,11 @@ class _Block(NamedTuple):
 
 
 class Fleet:
-    """Computes visits; caches stacked records for later rounds."""
+    """Computes visits; caches stacked records for later rounds, as far as they are few."""
 
     def __init__(self) -> None:
-        self._stacks: dict[tuple[int, ...], tuple[tuple[Shard, ...], Shard]] = {}
+        self._kept_bytes = 0
+        self._stacks: dict[tuple[int, ...], tuple[tuple[Shard, ...], Shard | None]] = {}
 
     def computed(self, visits: Sequence[Visit]) -> list[Outcome | Exception]:
         """Returns the outcome of each visit, or the exception that it raised, in order."""
@@ -66,15 +73,21 @@ class Fleet:
           For each block of successive clients, their number and their padded release; None if these
           visits must be computed one by one, or one of them fails.
         """
-        begun = []
+        begun: list[tuple[int, Released]] = []
         for block in _blocks(shards[0], list(range(len(shards)))):
             places = block.places
+            if len(begun) >= _AT_ONCE:
+                jax.block_until_ready(begun[-_AT_ONCE])
             visits = [Visit(solver, "", secrets[at], (), task, shards[at]) for at in places]
             found = self._begun(visits, block)
             if found is None:
                 return None
             begun.append((len(places), found[1]))
         return begun
+
+    def forget(self) -> None:
+        """Frees the stacked records."""
+        self._stacks, self._kept_bytes = {}, 0
 
     def _begun(self, visits: list[Visit], block: "_Block") -> Any:
         """Starts one padded block of visits of the same form; None if they must be computed one by one.
@@ -97,19 +110,25 @@ class Fleet:
             return None
 
     def _stack(self, shards: tuple[Shard, ...]) -> Shard:
-        """Stacks the shards' records in single precision; cached by shard."""
+        """Stacks the shards' records in single precision; cached by shard, up to ``_KEPT_BYTES``."""
         name = tuple(map(id, shards))
         if name not in self._stacks:
             if len(set(map(_form, shards))) > 1:
                 raise ValueError("records of several layouts cannot lie side by side")
-            records = {
-                column: np.stack([np.asarray(shard.records[column]) for shard in shards])
-                for column in shards[0].records
-            }
-            mask = np.stack([shard.mask for shard in shards])
             # Keep the shards alive, so that no other object gets their ids.
-            self._stacks[name] = shards, Shard(single_precision(records), mask)
-        return self._stacks[name][1]
+            self._stacks[name] = shards, None
+        elif (kept := self._stacks[name][1]) is not None:
+            return kept
+        records = {
+            column: np.stack([np.asarray(shard.records[column]) for shard in shards])
+            for column in shards[0].records
+        }
+        stacked = Shard(single_precision(records), np.stack([shard.mask for shard in shards]))
+        size = sum(column.nbytes for column in (*stacked.records.values(), stacked.mask))
+        if self._kept_bytes + size <= _KEPT_BYTES:
+            self._kept_bytes += size
+            self._stacks[name] = shards, stacked
+        return stacked
 
 
 def _alone(visit: Visit) -> Outcome | Exception:

@@ -446,4 +446,4 @@ def _frozen(array: Any) -> bool:
         if array.flags.writeable:
             return False
         array = array.base
-    return array is None
+    return array is None or isinstance(array, bytes)

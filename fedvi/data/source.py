@@ -21,8 +21,8 @@ class ArraySource:
     """Records held in memory, and which of them are valid.
 
     A record that is not valid counts as zero: its rows are overwritten with zeros here, so that nothing of
-    it can leak, and solvers exclude it by the mask. The arrays are read-only copies. In a private study
-    neither the number of rows nor that of valid ones is public.
+    it can leak, and solvers exclude it by the mask. The arrays are copies that nobody can make writable
+    again. In a private study neither the number of rows nor that of valid ones is public.
 
     Args:
       records: by name, arrays whose leading axis is the record. A record may be a unit of several
@@ -46,19 +46,21 @@ class ArraySource:
             )
         records = {}
         for name, values in self.records.items():
-            array = np.array(values)
+            array = np.asarray(values)
             if array.shape[:1] != valid.shape:
                 # The lengths stay out of the message, since they may be private.
                 raise DataError(
                     f"records[{name!r}]: the leading axis is not as long as `valid`",
                     "every array needs one row for each record",
                 )
-            array[~valid] = 0
-            array.setflags(write=False)
-            records[name] = array
-        valid.setflags(write=False)
+            if array.dtype.hasobject:
+                raise DataError(f"records[{name!r}]: Python objects, expected numbers")
+            if not valid.all():
+                array = array.copy()
+                array[~valid] = 0
+            records[name] = _unwritable(array)
         object.__setattr__(self, "records", MappingProxyType(records))
-        object.__setattr__(self, "valid", valid)
+        object.__setattr__(self, "valid", _unwritable(valid))
 
     def __repr__(self) -> str:
         # Only names, since reprs end up in logs: no values and no counts.
@@ -120,7 +122,8 @@ class ArraySource:
           where: whose records these are, for the error.
 
         Returns:
-          Arrays with ``capacity`` rows, and a bool for each row: true for a valid record.
+          Arrays with ``capacity`` rows, and a bool for each row: true for a valid record. They are
+          read-only: the source's own if it has so many rows, else new ones.
 
         Raises:
           DataError: there are more records than ``capacity``; the message does not give their number.
@@ -165,7 +168,15 @@ def _layout(source: ArraySource) -> dict[str, tuple[tuple[int, ...], str]]:
     return {name: (array.shape[1:], array.dtype.str) for name, array in source.records.items()}
 
 
+def _unwritable(array: NDArray[_T]) -> NDArray[_T]:
+    """Returns a copy over ``bytes``: an array that owns its memory can be made writable again."""
+    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+
+
 def _pad(array: NDArray[_T], capacity: int) -> NDArray[_T]:
+    if len(array) == capacity:
+        return array
     padded = np.zeros((capacity, *array.shape[1:]), dtype=array.dtype)
     padded[: len(array)] = array
+    padded.setflags(write=False)
     return padded

@@ -1,6 +1,6 @@
 """Pairwise secrets of sites, by hybrid key exchange with X25519 and ML-KEM-768. No JAX.
 
-    keys        each site generates a key pair of each kind, once a study
+    keys        each site generates a key pair of each kind, once an epoch
     offer       the site that comes first in the study encapsulates to the other's ML-KEM key
     secret      HKDF(X25519 ‖ ML-KEM), bound to the digest of the set-up: study, sites, all public keys
     mask key    HKDF(secret, digest of one task): the key of one stream

@@ -45,7 +45,7 @@ from fedvi.study import policies as site_policies
 from fedvi.study.build import PRIOR, Assembly
 from fedvi.study.config import Study
 from fedvi.transport.memory import MemoryLink
-from fedvi.transport.signers import within_one_process
+from fedvi.transport.signers import Signer, within_one_process
 from fedvi.typing import SITE, Eta
 from fedvi.updates.base import Shard, Standing, Task
 from fedvi.updates.conjugate import ConjugateModel
@@ -274,7 +274,9 @@ def run(
 
         coordinator = Coordinator(changes.first, MemoryServerStore(), on_update, lambda: clock.now)
         link = MemoryLink(coordinator.handle)
-        workers, signers = {}, within_one_process(assembly.clients)
+        workers, signers = {}, dict[str, Signer]()
+        if assembly.gather is not None and assembly.gather.bits is not None:
+            signers = within_one_process(assembly.clients)
         if PRIOR in assembly.solvers:
             workers[PRIOR] = prior_worker(assembly, link)
         for name in assembly.clients:
@@ -286,7 +288,7 @@ def run(
                 shards[name],
                 admit=(admit or {}).get(name),
                 metrics_folder=private_metrics,
-                signer=signers[name],
+                signer=signers.get(name),
             )
         drive(workers, coordinator, _latencies(study), study.study.seed, clock, changes)
     final = coordinator.state
@@ -334,8 +336,9 @@ def _stores(
         if state is None:
             stores[name] = MemoryClientStore(ledger.open_ledger(header))
         else:
-            stores[name] = SqliteClientStore(state / name, header)
-        closing.callback(stores[name].close)
+            stores[name] = closing.enter_context(
+                contextlib.closing(SqliteClientStore(state / name, header))
+            )
     return stores
 
 

@@ -3,9 +3,6 @@
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from fedvi import errors
 from fedvi.client import app
@@ -13,7 +10,6 @@ from fedvi.client.masking import Form, MaskedLink, Masking
 from fedvi.client.private_log import private_log
 from fedvi.client.worker import Worker
 from fedvi.data.source import ArraySource
-from fedvi.data.stored import StoredColumn
 from fedvi.federation.messages import Reply, Request
 from fedvi.inference import prior_factor
 from fedvi.privacy import events, ledger, random
@@ -124,9 +120,7 @@ def shard_of(assembly: Assembly, client: str, source: ArraySource) -> Callable[[
     Raises:
       DataError: as ``loading.with_capacity`` does.
     """
-    shard = loading.with_capacity(assembly, {client: source})[client]
-    records = {name: _locked(column) for name, column in shard.records.items()}
-    held = shard._replace(records=records, mask=_locked(shard.mask))
+    held = loading.with_capacity(assembly, {client: source})[client]
     # Returns the same arrays each time, so that a worker hashes them only once.
     return lambda: held
 
@@ -172,11 +166,3 @@ def _private_log(
         return None
     folder.mkdir(parents=True, exist_ok=True)
     return private_log(folder / f"{client}.jsonl")
-
-
-def _locked(column: Any) -> Any:
-    if isinstance(column, StoredColumn):
-        return column
-    array = np.array(column)
-    array.flags.writeable = False
-    return array

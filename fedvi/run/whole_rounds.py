@@ -170,6 +170,8 @@ class WholeRounds:
 
     def _hand_back(self) -> None:
         """Gives each client its ledger, so that workers and server can continue one by one."""
+        # Ledgers of many clients take much memory, and whoever continues stacks other visits.
+        self._fleet.forget()
         state = self._coordinator.state
         for name, book in state.ledgers.items():
             self._stores[name].take_over(book)

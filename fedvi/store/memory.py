@@ -84,7 +84,8 @@ class MemoryClientStore:
     def note_records(self, release_id: str, frozen: bytes) -> None:
         """Stores the identity of the records of a release that is charged together with other clients'."""
         base.check_records(self._freeze, release_id, frozen)
-        self._freeze = dataclasses.replace(self._freeze, digest=frozen)
+        if self._freeze.digest is None:
+            self._freeze = dataclasses.replace(self._freeze, digest=frozen)
 
     def take_over(self, ledger: Ledger) -> None:
         """Stores a ledger that was extended together with others'; its reservations are sent, or lost."""

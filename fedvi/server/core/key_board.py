@@ -265,7 +265,7 @@ def _check(spec: ServerSpec, state: ServerState, name: str, part: KeyPart) -> No
         )
     if f"{part.stage}/{name}" in state.keys:
         raise errors.ProtocolError(
-            f"client {name!r} sent other keys than before: each site makes its keys once a study",
+            f"client {name!r} sent other keys than before: each site makes its keys once an epoch",
             "was the site's state lost, or set back? Then start a new study: lost keys cannot be "
             "replaced within a study",
         )

@@ -3,7 +3,7 @@
 import collections
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -124,7 +124,12 @@ def keyed(
     return after, reply
 
 
-def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
+def check_fold(
+    spec: ServerSpec,
+    state: ServerState,
+    what: str,
+    fold: Callable[[ServerSpec, ServerState], ServerState] | None = None,
+) -> None:
     """Makes a trial fold of the waiting answers, and discards the result.
 
     Matrices of moderate numbers may still be singular to float64. So where there are matrices, and
@@ -137,6 +142,7 @@ def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
       spec: of the run.
       state: with the answers.
       what: names the last answer in the message.
+      fold: folds them; None: as answers that wait are folded.
 
     Raises:
       ProtocolError: it cannot be folded.
@@ -145,7 +151,7 @@ def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
     if hasattr(family, "blocks"):
         return
     with strictly(f"{what} cannot be folded"):
-        after = _fold(spec._replace(keep=lambda eta: eta), state)
+        after = (fold or _fold)(spec._replace(keep=lambda eta: eta), state)
         handed_out = served(spec, after)
         gap = folding.gap(family, state.round_start, reported(spec, after))
         # The next fold begins with this computation.

@@ -14,11 +14,11 @@ from fedvi.expfam import stacked, tree
 from fedvi.privacy.many_ledgers import Together, alike
 from fedvi.server.core import fold_sizes, kept, key_board
 from fedvi.server.core.fold_sizes import check_size, strictly
-from fedvi.server.core.state import Answer, ServerSpec, ServerState
+from fedvi.server.core.state import ServerSpec, ServerState
 from fedvi.server.core.turns import check_fold, committed, settle
 from fedvi.transport.codec import Encoded
 from fedvi.typing import Eta
-from fedvi.updates.base import Change, Task
+from fedvi.updates.base import Task
 
 __all__ = ["answered", "begun", "is_open"]
 
@@ -90,24 +90,23 @@ def answered(
         raise errors.ProtocolError("an answer of a round holds NaN or infinite numbers")
     check_size(etas, "an answer of a round")
     deltas = before.with_etas(tree.freeze(etas))
+    asked = stacked.Alike(names, task.posterior)
+    staleness = (state.version - task.version,) * len(names)
+
+    def fold(spec: ServerSpec, state: ServerState) -> ServerState:
+        return committed(spec, state, deltas, asked, staleness, arrived=arrived)
+
+    state = state._replace(factors=before)
     if not fold_sizes.cannot_fail(spec, state, _size(etas)):
-        answers = tuple(
-            Answer(task._replace(task_id=f"{name}/{visit}", client=name), Change(deltas[name]))
-            for name in arrived
-        )
-        check_fold(spec, state._replace(answers=answers), "an answer of a round")
+        check_fold(spec, state, "an answer of a round", fold)
     digests = dict(zip(names, encoded.digests, strict=True))
     accepted = {f"{name}/{visit}": digests[name] for name in arrived}
     suffix = f"/{visit}#0"
     state = state._replace(
         ledgers=books.seal(suffix, encoded.digests).mark_sent(suffix),
         accepted=kept.appended(state.accepted, accepted),
-        factors=before,
     )
-    asked = stacked.Alike(names, task.posterior)
-    staleness = (state.version - task.version,) * len(names)
-    state = committed(spec, state, deltas, asked, staleness, arrived=arrived)
-    return settle(spec, state, now)
+    return settle(spec, fold(spec, state), now)
 
 
 def _size(etas: Eta) -> float:

@@ -4,14 +4,16 @@ import numpy as np
 import pytest
 
 from fedvi import errors
+from fedvi.client import fleet
 from fedvi.client.fleet import Fleet
 from fedvi.client.worker import Visit
 from fedvi.data.source import ArraySource
-from fedvi.run import simulate
+from fedvi.run import simulate, site
 from fedvi.run.whole_rounds import WholeRounds
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport import codec
+from fedvi.updates.base import Task
 
 SITES, RECORDS = 5, 30
 
@@ -109,6 +111,34 @@ def test_a_visit_that_fails_fails_alone(study, sources, monkeypatch):
         simulate.run(study, sources)
     assert isinstance(found[0], Exception)
     assert not any(isinstance(outcome, Exception) for outcome in found[1:])
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 1000, 1 << 20])
+def test_blocks_that_are_not_kept_are_stacked_in_each_round_with_the_same_bits(
+    study, sources, monkeypatch, kept_bytes
+):
+    task = Task("c0/0", "c0", 0, 0, study.prior, study.family.zeros(), 1.0)
+    shards = [site.shard_of(study, name, source)() for name, source in sources.items()]
+    secrets = [name.encode() * 16 for name in sources]
+    narrowed = fleet.single_precision
+
+    def rounds(kept_bytes, at_once):
+        monkeypatch.setattr(fleet, "_KEPT_BYTES", kept_bytes)
+        monkeypatch.setattr(fleet, "_AT_ONCE", at_once)
+        monkeypatch.setattr(fleet, "_FEW", 2)
+        made, held = [], Fleet()
+        monkeypatch.setattr(
+            fleet, "single_precision", lambda records: made.append(1) or narrowed(records)
+        )
+        found = [held.together(study.solvers["c0"], secrets, task, shards) for _ in range(3)]
+        return [[codec.encode_many(each, n) for n, each in blocks] for blocks in found], len(made)
+
+    (wanted, *others), _ = rounds(1 << 30, 9)
+    (*found,), stacked = rounds(kept_bytes, 1)
+    for blocks in (*others, *found):
+        assert [block.digests for block in blocks] == [block.digests for block in wanted]
+    # Three blocks of two sites, of some 750 bytes each.
+    assert stacked == {0: 9, 1000: 7, 1 << 20: 3}[kept_bytes]
 
 
 def test_a_visit_shows_no_secret(study):

@@ -104,6 +104,32 @@ def test_the_arrays_are_copies_that_cannot_be_written() -> None:
         source.records["y"][0] = 2.0
 
 
+@pytest.mark.parametrize("valid", [[True, True], [True, False]], ids=["whole", "cut"])
+def test_no_array_of_a_source_can_be_made_writable_again(valid: list[bool]) -> None:
+    source = source_of([1.0, 2.0], valid)
+    for array in (*source.records.values(), source.valid):
+        held: object = array
+        while isinstance(held, np.ndarray):
+            with pytest.raises(ValueError, match="cannot set WRITEABLE flag to True"):
+                held.setflags(write=True)
+            held = held.base
+        assert isinstance(held, bytes)
+
+
+def test_objects_are_no_records() -> None:
+    with pytest.raises(DataError, match=r"records\['y'\]: Python objects, expected numbers"):
+        ArraySource({"y": np.array([1.0, "none"], dtype=object)}, np.array([True, True]))
+
+
+@pytest.mark.parametrize("capacity", [2, 3])
+def test_padded_records_are_read_only_and_copied_only_where_rows_are_added(capacity: int) -> None:
+    source = source_of([1.0, 2.0], [True, False])
+    arrays, mask = source.padded(capacity)
+    for found, own in ((arrays["x"], source.records["x"]), (mask, source.valid)):
+        assert not found.flags.writeable
+        assert np.shares_memory(found, own) == (capacity == source.size)
+
+
 def test_taking_records_keeps_their_order_and_repeats_them() -> None:
     taken = source_of([1.0, 2.0, 3.0], [True] * 3).take([2, 0, 2])
     np.testing.assert_array_equal(taken["y"], [3, 1, 3])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fedvi import errors
+from fedvi.client import inputs
 from fedvi.client.fleet import Fleet
 from fedvi.data.source import ArraySource
 from fedvi.expfam import tree
@@ -13,7 +14,7 @@ from fedvi.expfam.gaussian import GaussianEta
 from fedvi.privacy import ledger as ledgers
 from fedvi.run import simulate
 from fedvi.run.whole_rounds import WholeRounds
-from fedvi.server.core import whole_rounds
+from fedvi.server.core import fold_sizes, whole_rounds
 from fedvi.study import build
 from fedvi.study.config import parse_study
 
@@ -22,7 +23,7 @@ SITES, RECORDS, ROUNDS = 21, 30, 4
 NAMES = [f"c{(8 * index) % SITES}" for index in range(SITES)]
 
 
-def study(seconds=0.0, columns=("a", "b"), first="0", **changes):
+def study(seconds=0.0, columns=("a", "b"), first="0", most=RECORDS, **changes):
     number = {"type": "number", "bounds": [-10, 10], "center": 0, "scale": 1}
     raw = {
         "study": {"name": "many", "seed": 3},
@@ -32,7 +33,7 @@ def study(seconds=0.0, columns=("a", "b"), first="0", **changes):
         "privacy": {"unit": "record", "relation": "add_remove", "epsilon": 1.0, "delta": 1e-5},
         "simulation": {"insecure_seed": 3, "latency_jitter": 0.5 if seconds else 0.0},
         "data": {
-            "max_records": RECORDS,
+            "max_records": most,
             "schema": {"y": {"type": "binary"}, **dict.fromkeys(columns, number)},
         },
         "clients": [
@@ -69,6 +70,23 @@ def charged(monkeypatch):
 
     monkeypatch.setattr(whole_rounds, "begun", counted)
     return found
+
+
+@pytest.mark.parametrize("fewer", [0, 5], ids=["full", "padded"])
+def test_each_client_s_records_are_hashed_once_and_no_key_is_made_that_nobody_uses(
+    monkeypatch, fewer
+):
+    hashed, fingerprint = [], inputs.fingerprint
+
+    def counted(secret, purpose, *values):
+        hashed.append(purpose)
+        return fingerprint(secret, purpose, *values)
+
+    monkeypatch.setattr(inputs, "fingerprint", counted)
+    monkeypatch.setattr(simulate, "within_one_process", None)
+    held = {name: source.first(RECORDS - SITES - fewer) for name, source in records().items()}
+    simulate.run(study(most=RECORDS - SITES), held)
+    assert hashed == ["records"] * SITES
 
 
 def one_by_one(monkeypatch, *arguments, **named):
@@ -294,3 +312,34 @@ def test_a_site_whose_numbers_are_out_of_range_is_refused(charged, monkeypatch):
     with pytest.raises(errors.ProtocolError, match="beyond 1e"):
         simulate.run(dataclasses.replace(assembly, solvers=solvers), records())
     assert charged == [0]
+
+
+def test_a_round_that_might_not_fold_is_folded_on_trial_with_the_same_result(charged, monkeypatch):
+    tried, check = [], whole_rounds.check_fold
+
+    def counted(spec, state, what, fold):
+        tried.append(state.version)
+        check(spec, state, what, fold)
+
+    monkeypatch.setattr(whole_rounds, "check_fold", counted)
+    assembly, sources = study(), records()
+    sure = simulate.run(assembly, sources)
+    assert tried == []
+    monkeypatch.setattr(fold_sizes, "cannot_fail", lambda *_: False)
+    together = simulate.run(assembly, sources)
+    assert tried == list(range(ROUNDS))
+    check_equal(together, sure)
+    check_equal(together, one_by_one(monkeypatch, assembly, sources))
+
+
+def test_a_round_that_does_not_fold_changes_nothing(monkeypatch):
+    def broken(*_):
+        raise np.linalg.LinAlgError("singular")
+
+    assembly, moments = study(), []
+    solver = assembly.solvers[NAMES[0]]._replace(stand=broken)
+    assembly = dataclasses.replace(assembly, solvers=dict.fromkeys(assembly.solvers, solver))
+    monkeypatch.setattr(fold_sizes, "cannot_fail", lambda *_: False)
+    with pytest.raises(errors.ProtocolError, match="an answer of a round cannot be folded"):
+        simulate.run(assembly, records(), on_moment=moments.append)
+    assert moments == []
