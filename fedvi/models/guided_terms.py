@@ -13,9 +13,7 @@ from numpyro.primitives import Messenger
 
 from fedvi import errors
 from fedvi.models.layout import Layout
-from fedvi.models.made_up import (
-    ONE,
-)
+from fedvi.models.made_up import ONE
 from fedvi.models.plates import (
     Run,
     Watch,

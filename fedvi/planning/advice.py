@@ -38,6 +38,7 @@ from fedvi.planning.topics import topic_outlook
 from fedvi.planning.widths import is_newton
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
+from fedvi.report import tables
 from fedvi.study import factories, modelling
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import parse_study
@@ -108,14 +109,8 @@ class Outlook:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
-        plain = dataclasses.asdict(self)
-        plain["numbers"] = self.numbers._asdict()
-        plain["modes"] = [
-            mode._asdict() | {"signal": mode.signal and mode.signal._asdict()}
-            for mode in self.modes
-        ]
-        plain["warnings"] = list(self.warnings)
-        return plain
+        found: dict[str, Any] = tables.plain(vars(self))
+        return found
 
 
 def outlook(assembly: Assembly) -> Outlook | None:
