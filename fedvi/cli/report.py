@@ -203,15 +203,11 @@ def _row(row: dict[str, Any], ratio: str) -> dict[str, Any]:
 
 
 def _lines(contents: "Contents", written: list[Path]) -> Iterator[str]:
-    from fedvi.report import figures, tables
+    from fedvi.report import wording
 
     if contents.consortium is not None:
         for claim in contents.consortium.claims:
-            yield (
-                f"{contents.consortium.site}: ε {tables.bound(claim.epsilon)} at δ "
-                f"{tables.bound(claim.delta)} under {figures.relation_words(claim.relation)}, view "
-                f"{claim.view}"
-            )
+            yield f"{contents.consortium.site}: {wording.claim_in_words(claim)}"
     count, simulated = len(contents.statements), contents.source == "simulation"
     what = "privacy statements, of a simulation" if simulated else "privacy statements to sign"
     yield f"ledgers verified: {len(contents.sites)}; {what}: {count}"

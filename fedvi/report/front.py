@@ -187,7 +187,7 @@ def _privacy(contents: Contents) -> Iterator[str]:
     )
     figured = [
         f"ε = {tables.bound(claim.epsilon)} at δ = {tables.bound(claim.delta)} under "
-        + figures.relation_words(claim.relation)
+        + tables.relation_words(claim.relation)
         + ("" if claim.promised is None else f", where the study allows {claim.promised:g}")
         for claim in own
     ]
@@ -208,6 +208,6 @@ def _privacy(contents: Contents) -> Iterator[str]:
         yield (
             "These figures are for a person who is at every site, since the study does not declare that "
             "nobody is. For a person at one site, ε is at most "
-            f"{tables.bound(most.epsilon)} under {figures.relation_words(most.relation)}, where the study "
+            f"{tables.bound(most.epsilon)} under {tables.relation_words(most.relation)}, where the study "
             f"allows {most.promised:g}."
         )

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from fedvi.report import tables
 from fedvi.report.canvas import MOST_ROWS
-from fedvi.report.contents import Coefficient, Contents, Round
+from fedvi.report.contents import Claimed, Coefficient, Contents, Round
 
 __all__ = [
     "as_sentence",
     "cells_of",
+    "claim_in_words",
     "furthest",
     "last_move_in_words",
     "last_of",
@@ -54,6 +55,12 @@ def cells_of(row: Coefficient, ratio: str) -> list[str]:
     named = {f"{ratio}_ratio": row.ratio}
     named |= {f"{ratio}_lower": row.ratio_lower, f"{ratio}_upper": row.ratio_upper}
     return tables.coefficient_cells({**row._asdict(), **named}, ratio)
+
+
+def claim_in_words(claim: Claimed) -> str:
+    relation = tables.relation_words(claim.relation)
+    price = f"ε {tables.bound(claim.epsilon)} at δ {tables.bound(claim.delta)}"
+    return f"{price} under {relation}, view {claim.view}"
 
 
 def moments_in_words(contents: Contents, row: Coefficient) -> tuple[str, str]:

@@ -67,7 +67,12 @@ class Simulation(Speaks, Result):
             for row in outcome.privacy_rows(self)[:_MOST_SHOWN]
         ]
         relations = sorted(outcome.privacy_rows(self)[0]["epsilon"])
-        heads = ("client", "releases", *(f"ε {name.replace('_', '/')}" for name in relations), "δ")
+        heads = (
+            "client",
+            "releases",
+            *(f"ε {tables.relation_words(name)}" for name in relations),
+            "δ",
+        )
         return Summary(
             f"{study.study.name}, simulated",
             tuple(verdicts.lines(self.verdict, with_alarms=False)),
