@@ -1,10 +1,10 @@
 """Builds the parts of a study that server and client share: family, schedule, budget; needs no JAX."""
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedvi import errors, expfam
+from fedvi.data.written import is_number
 from fedvi.expfam.base import ExponentialFamily
 from fedvi.federation import damping, schedules
 from fedvi.federation.progress import Patience, Schedule
@@ -254,7 +254,7 @@ def _deadlines(table: dict[str, Any], clients: tuple[str, ...]) -> dict[str, flo
 
 
 def _seconds(key: str, given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+    if not is_number(given) or given <= 0:
         raise errors.ConfigError(
             f"schedule.deadline_seconds{key} is {given!r}, expected a finite number above 0",
             "a client that takes longer is skipped for that turn; left out, everybody is waited for",
