@@ -80,6 +80,12 @@ class Number:
     whole: bool = False
     unit: str = ""
 
+    @property
+    def by_bounds(self) -> bool:
+        """Whether centre and scale are those of the bounds; any other are meant to standardise it."""
+        low, high = self.bounds
+        return (self.center, self.scale) == ((low + high) / 2.0, (high - low) / 2.0)
+
 
 @dataclass(frozen=True)
 class Level:

@@ -245,12 +245,9 @@ def _variance_of(part: Part, schema: Schema) -> float:
     if part.transform is not None or column is None:
         return math.nan
     if isinstance(column, Number):
-        low, high = column.bounds
         if column.whole:
             return math.nan
-        # Any other centre or scale is meant to standardise the column.
-        by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
-        return TYPICAL_SPREAD**2 if by_bounds else 1.0
+        return TYPICAL_SPREAD**2 if column.by_bounds else 1.0
     levels = 2 if isinstance(column, Binary) else max(2, len(column.levels))
     return (1.0 - 1.0 / levels) / levels  # for equally frequent levels
 
