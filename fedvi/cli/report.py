@@ -152,12 +152,12 @@ def _predictions(run: Path, public: Path, draws: int | None) -> dict[str, Any]:
 
 def _show(contents: "Contents", written: list[Path]) -> None:
     """Prints a summary."""
-    from fedvi.report import sections, tables
+    from fedvi.report import sections, tables, wording
 
     console = tables.console()
     tables.say((f"! {line}" for line in sections.banner(contents)), style="bold")
     tables.say(contents.verdict)
-    rows = [_row(row._asdict(), contents.ratio) for row in contents.coefficients]
+    rows = [wording.as_row(row, contents.ratio) for row in contents.coefficients]
     title = f"Posterior of {contents.study}" + (f" — {contents.mark}" if contents.mark else "")
     ratio = contents.ratio if contents.gaussian else ""
     if contents.gaussian:
@@ -191,15 +191,6 @@ def _show(contents: "Contents", written: list[Path]) -> None:
             )
         tables.say(found.notes[:1])
     tables.say(_lines(contents, written))
-
-
-def _row(row: dict[str, Any], ratio: str) -> dict[str, Any]:
-    """Names a coefficient's ratio as tables do."""
-    if not ratio:
-        return row
-    named = {f"{ratio}_ratio": row["ratio"]}
-    named |= {f"{ratio}_{what}": row[f"ratio_{what}"] for what in ("lower", "upper", "note")}
-    return {**row, **named}
 
 
 def _lines(contents: "Contents", written: list[Path]) -> Iterator[str]:

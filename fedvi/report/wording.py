@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fedvi.report import tables
 from fedvi.report.canvas import MOST_ROWS
 from fedvi.report.contents import Claimed, Coefficient, Contents, Round
 
 __all__ = [
+    "as_row",
     "as_sentence",
     "cells_of",
     "claim_in_words",
@@ -51,10 +53,19 @@ def right_guesses(share: float) -> str:
     return f"at most {percent_up(share)} of the guesses are right"
 
 
+def as_row(row: Coefficient, ratio: str) -> dict[str, Any]:
+    """Returns a coefficient as plain values, its ratio named as tables do."""
+    values = row._asdict()
+    if ratio:
+        values[f"{ratio}_ratio"] = row.ratio
+        values |= {
+            f"{ratio}_{what}": values[f"ratio_{what}"] for what in ("lower", "upper", "note")
+        }
+    return values
+
+
 def cells_of(row: Coefficient, ratio: str) -> list[str]:
-    named = {f"{ratio}_ratio": row.ratio}
-    named |= {f"{ratio}_lower": row.ratio_lower, f"{ratio}_upper": row.ratio_upper}
-    return tables.coefficient_cells({**row._asdict(), **named}, ratio)
+    return tables.coefficient_cells(as_row(row, ratio), ratio)
 
 
 def claim_in_words(claim: Claimed) -> str:

@@ -31,7 +31,7 @@ from fedvi.run.server_plan import ServerPlan
 from fedvi.server.store import schema
 from fedvi.study import remarks
 from fedvi.study.config import Study
-from fedvi.study.spec import conjugates, shared_parts
+from fedvi.study.spec import conjugates, regressions, shared_parts
 from fedvi.study.spec.coefficients import (
     MOST,
     Reading,
@@ -141,7 +141,7 @@ def gather(
         mark=_mark(result, books),
         warnings=(*([_POOLED] if pooled else []), *_warnings(run, books)),
         gaussian=isinstance(family, Gaussian),
-        ratio=shared_parts.ratio(study),
+        ratio=regressions.ratio(study.model.kind),
         size=len(kept.names),
         coefficients=coefficients,
         topics=_topics(study, kept, vocabulary),
@@ -264,7 +264,7 @@ def _remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> li
 
 def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
     """Returns the posterior's rows, and why they have no prior beside them."""
-    rows, ratio = run.result["coefficients"], shared_parts.ratio(run.study)
+    rows, ratio = run.result["coefficients"], regressions.ratio(run.study.model.kind)
     prior, note = _prior(run, len(rows))
     names = [str(row["name"]) for row in rows]
     read = readings(run.study, names)
@@ -361,7 +361,7 @@ def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
         raise errors.ConfigError(
             f"no posterior can be read at {path}: {error}", "has the run ended?"
         ) from error
-    ratio, units = shared_parts.ratio(run.study), [row.unit for row in coefficients]
+    ratio, units = regressions.ratio(run.study.model.kind), [row.unit for row in coefficients]
     read = readings(run.study, [row.name for row in coefficients])
     kept = []
     if len(units) == min(len(names), MOST):

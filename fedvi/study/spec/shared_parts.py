@@ -15,10 +15,10 @@ from fedvi.privacy.sums import Sums, with_sums
 from fedvi.study import factories
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
-from fedvi.study.spec import conjugates, regressions
+from fedvi.study.spec import conjugates
 from fedvi.typing import PRIOR
 
-__all__ = ["PRIOR", "budget", "family", "is_scripted", "ratio", "records", "schedule"]
+__all__ = ["PRIOR", "budget", "family", "is_scripted", "records", "schedule"]
 
 # The key for all clients that a table of deadlines does not name.
 _DEFAULT = "default"
@@ -281,8 +281,3 @@ def records(study: Study) -> dict[str, int]:
     """Returns client → its assumed number of records, or patients: max_records unless stated."""
     most = study.data.max_records or 1000
     return {client.name: min(most, client.expected_records or most) for client in study.clients}
-
-
-def ratio(study: Study) -> str:
-    """Returns the kind of ratio that exp(coefficient) is, such as "odds"; "" if it is not a ratio."""
-    return regressions.ratio(study.model.kind)
