@@ -189,11 +189,7 @@ def _of_arrays(
 
 
 def _check_known(how: Predictor, told: Forecast, fits: np.ndarray, first: int, file: Path) -> None:
-    """Refuses a record whose mean is no finite number.
-
-    Raises:
-      ModelError: there is one.
-    """
+    """Refuses a record whose mean is no finite number."""
     unknown = np.flatnonzero(fits & ~np.isfinite(told.mean).all(axis=1))
     if len(unknown):
         raise ModelError(
@@ -208,11 +204,7 @@ def _check_no_id(id_column: str | None) -> None:
 
 
 def _latents(model: Any, posterior: Eta) -> Latents:
-    """Asks a conjugate model how it tells the latents of new records.
-
-    Raises:
-      ConfigError: it does not.
-    """
+    """Asks a conjugate model how it tells the latents of new records."""
     if isinstance(model, TellsLatents):
         return model.latents(posterior)
     raise ConfigError(

@@ -286,11 +286,7 @@ def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
 
 
 def _with_pooled(rows: Sequence[Coefficient], result: Mapping[str, Any]) -> tuple[Coefficient, ...]:
-    """Puts the pooled, non-private fit beside the posterior.
-
-    Raises:
-      ConfigError: the run has none.
-    """
+    """Puts the pooled, non-private fit beside the posterior."""
     if "pooled" not in result:
         raise errors.ConfigError(
             "--pooled is given, and the run holds no pooled fit",
@@ -347,11 +343,7 @@ class _Kept(NamedTuple):
 
 
 def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
-    """Reads the posterior's file, which must match the result.
-
-    Raises:
-      ConfigError: it does not.
-    """
+    """Reads the posterior's file, which must match the result."""
     path = run.posterior
     try:
         # Opened here, since NumPy leaves a damaged file open.
@@ -378,11 +370,7 @@ def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
 
 
 def _topics(study: Study, kept: _Kept, vocabulary: Sequence[str] | None) -> tuple[Topic, ...]:
-    """Returns each topic's most probable words; empty unless the model has topics.
-
-    Raises:
-      ConfigError: the vocabulary is not the model's.
-    """
+    """Returns each topic's most probable words; empty unless the model has topics."""
     model = conjugates.model_of(study)
     if not isinstance(model, Topics):
         if vocabulary is not None:
