@@ -6,7 +6,7 @@ Reads only the run's releases and its ledgers, never a record: everything here m
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -125,8 +125,8 @@ def gather(
     if pooled:
         coefficients = _with_pooled(coefficients, result)
     people = {row.name: row.shown for row in coefficients}
-    kept = _kept(run, coefficients)
-    family = shared_parts.family(study, len(kept.names))
+    means = _means(run, coefficients)
+    family = shared_parts.family(study, len(means))
     factors, influence_note = _influence(run, folder)
     verdict = _verdict(run)
     found = Contents(
@@ -142,9 +142,9 @@ def gather(
         warnings=(*([_POOLED] if pooled else []), *_warnings(run, books)),
         gaussian=isinstance(family, Gaussian),
         ratio=regressions.ratio(study.model.kind),
-        size=len(kept.names),
+        size=len(means),
         coefficients=coefficients,
-        topics=_topics(study, kept, vocabulary),
+        topics=_topics(study, means, vocabulary),
         remarks=tuple(_remarks(study, family, result["coefficients"])),
         prior_note=prior_note,
         rounds_planned=_whole(study.schedule.arguments.get("rounds")),
@@ -334,30 +334,16 @@ def _prior(run: RunFolder, count: int) -> tuple[tuple[list[float], list[float]] 
     return (mean[:count].tolist(), sd[:count].tolist()), ""
 
 
-class _Kept(NamedTuple):
-    """Contents of the posterior's file: names, means and sds of all coordinates."""
-
-    names: list[str]
-    mean: np.ndarray
-    sd: np.ndarray
-
-
-def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
-    """Reads the posterior's file, which must match the result."""
+def _means(run: RunFolder, coefficients: Sequence[Coefficient]) -> np.ndarray:
+    """Reads the means of all coordinates from the posterior's file, which must match the result."""
     path = run.posterior
-    try:
-        # Opened here, since NumPy leaves a damaged file open.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            names, mean, sd = file["names"].tolist(), file["mean"], file["sd"]
-    except posteriors.DAMAGED as error:
-        raise errors.ConfigError(
-            f"no posterior can be read at {path}: {error}", "has the run ended?"
-        ) from error
+    found = posteriors.arrays(path, ("names", "mean", "sd"))
+    names, mean, sd = map(np.atleast_1d, found.values())
     ratio, units = regressions.ratio(run.study.model.kind), [row.unit for row in coefficients]
     read = readings(run.study, [row.name for row in coefficients])
     kept = []
     if len(units) == min(len(names), MOST):
-        kept = of_moments(mean, sd, names[:MOST], units, run.study)
+        kept = of_moments(mean, sd, names[:MOST].tolist(), units, run.study)
     # Compared as text, so that NaN equals itself.
     if repr([_row(row, ratio, how) for row, how in zip(kept, read, strict=False)]) != repr(
         [Coefficient(*row[:9], ratio_note=row.ratio_note) for row in coefficients]
@@ -366,10 +352,10 @@ def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
             f"{path} is not the posterior that result.json lists",
             "the folder holds files of two runs",
         )
-    return _Kept(names, mean, sd)
+    return mean
 
 
-def _topics(study: Study, kept: _Kept, vocabulary: Sequence[str] | None) -> tuple[Topic, ...]:
+def _topics(study: Study, means: np.ndarray, vocabulary: Sequence[str] | None) -> tuple[Topic, ...]:
     """Returns each topic's most probable words; empty unless the model has topics."""
     model = conjugates.model_of(study)
     if not isinstance(model, Topics):
@@ -389,7 +375,7 @@ def _topics(study: Study, kept: _Kept, vocabulary: Sequence[str] | None) -> tupl
             )
         words = list(vocabulary)
     found = []
-    for number, shares in enumerate(kept.mean.reshape(model.topics, model.vocabulary)):
+    for number, shares in enumerate(means.reshape(model.topics, model.vocabulary)):
         best = np.argsort(-shares, kind="stable")[:_MOST_WORDS]
         told = tuple(float(shares[word]) for word in best)
         found.append(Topic(f"topic {number}", tuple(words[word] for word in best), told))
