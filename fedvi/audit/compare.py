@@ -192,16 +192,15 @@ def repeats(base: Run, again: Run) -> Finding:
 
 def padding(base: Run, stained: Run) -> Finding:
     """Checks that the contents of empty slots do not matter."""
-    pairs = list(zip(base.calls, stained.calls, strict=False))
-    moved = sum(not np.array_equal(one.total, other.total) for one, other in pairs)
+    moved = base.moved(stained)
     return judged(
         "replay",
         "empty slots count for nothing",
-        not moved,
-        f"{moved} of {len(pairs)} totals moved",
+        not any(moved),
+        f"{sum(moved)} of {len(moved)} totals moved",
         "the contents of a slot without a record enter no total",
         "a slot without a record enters the totals: the mask of the records is ignored",
-        {"moved": moved},
+        {"moved": sum(moved)},
     )
 
 
@@ -211,20 +210,20 @@ def without_earlier_noise(base: Run, other: Run) -> Finding:
     The price of sums over clients assumes this: it does not cover noise that a client keeps and uses in a
     later answer.
     """
-    pairs = list(zip(base.calls, other.calls, strict=False))
-    moved = sum(not np.array_equal(one.total, two.total) for one, two in pairs)
+    moved = base.moved(other)
     # Messages show whether other noise was indeed used; calls record the noise before replacement.
     drawn = sum(one != two for one, two in zip(base.payloads, other.payloads, strict=False))
-    passed = not moved and len(base.calls) == len(other.calls)
+    passed = not any(moved) and len(base.calls) == len(other.calls)
     return Finding(
         "replay",
         "answers depend on no noise before",
         passed if drawn else None,
-        f"{moved} of {len(pairs)} totals moved, with other noise in {drawn} messages and the same tasks",
+        f"{sum(moved)} of {len(moved)} totals moved, with other noise in {drawn} messages and the "
+        "same tasks",
         "given what was broadcast, no total depends on noise that its client drew: sums hide it all"
         if passed
         else "a client keeps noise of its own and answers by it, which sums over clients do not hide",
-        {"moved": moved, "releases": len(pairs)},
+        {"moved": sum(moved), "releases": len(moved)},
     )
 
 

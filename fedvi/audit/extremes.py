@@ -21,7 +21,7 @@ from fedvi.audit.runs import Keys, Run, Runner
 from fedvi.typing import IDS
 from fedvi.updates.base import LocalSolver, Shard, Task
 
-__all__ = ["SLOTS", "Own", "Search", "check_extremes"]
+__all__ = ["SLOTS", "Search", "Sized", "check_extremes"]
 
 SLOTS = 8
 """Slots of the tried shards: few, so that many records can be tried."""
@@ -64,13 +64,13 @@ class Search:
         return self.until is not None and time.monotonic() > self.until
 
 
-class Own(NamedTuple):
-    """A solver at the study's own size.
+class Sized(NamedTuple):
+    """A solver for so many records, all of which are in every batch.
 
     Attributes:
       solver: built with ``recorder``, and a sampler that takes all of ``slots``.
       recorder: wraps the mechanism.
-      slots: the number of rows of the study's batches.
+      slots: of a shard.
     """
 
     solver: LocalSolver
@@ -85,14 +85,12 @@ class _Tried(NamedTuple):
 
 
 def check_extremes(
-    solver: LocalSolver,
-    recorder: Recorder,
+    small: Sized,
     keys: Keys,
     tasks: Mapping[str, Task],
     rows: Mapping[str, np.ndarray],
     search: Search,
-    slots: int = SLOTS,
-    own: Own | None = None,
+    own: Sized | None = None,
 ) -> list[Finding]:
     """Looks for records that move a total as far as possible, and compares that with the charged shift.
 
@@ -103,24 +101,20 @@ def check_extremes(
     that part has the whole norm.
 
     Args:
-      solver: built with ``recorder`` as its mechanism, and a sampler that takes all of ``slots``.
+      small: the solver, for few records.
       tasks: one task for each posterior, by the posterior's name.
       rows: records to begin with, [n, …] each: corners of the schema's bounds, rare levels, all outcomes.
       search: the effort.
-      slots: of a shard.
       own: the same solver at the study's batch size, where sums may be computed in another way.
     """
-    hunts = [
-        _Hunt(name, solver, recorder, keys, task, rows, search, slots)
-        for name, task in tasks.items()
-    ]
+    hunts = [_Hunt(name, small, keys, task, rows, search) for name, task in tasks.items()]
     # Each hunt gets an equal share of the time left, so that unused time goes to the later ones.
     for index, hunt in enumerate(hunts):
         hunt.run(_share(search.until, len(hunts) - index))
     untried = [hunt.name for hunt in hunts if not hunt.finished]
     count, moved = sum(hunt.count for hunt in hunts), sum(hunt.moved for hunt in hunts)
     names = ", ".join(hunt.name for hunt in hunts)
-    found = _moves(hunts, solver, "")
+    found = _moves(hunts, small.solver, "")
     reached = max(finding.numbers["largest"] for finding in found)
     tested = reached >= _PUT_TO_THE_TEST and not untried
     silent = sorted({name for hunt in hunts for name in hunt.refused})
@@ -174,7 +168,7 @@ def _moves(hunts: "Sequence[_Hunt]", solver: LocalSolver, where: str) -> list[Fi
     ]  # fmt: skip
 
 
-def _at_own_size(hunts: "Sequence[_Hunt]", own: Own, keys: Keys, search: Search) -> list[Finding]:
+def _at_own_size(hunts: "Sequence[_Hunt]", own: Sized, keys: Keys, search: Search) -> list[Finding]:
     """Tries some of the worst records again in batches of the study's size."""
     again, where = [], ", in a whole batch"
     for hunt in hunts:
@@ -200,19 +194,17 @@ class _Hunt:
     def __init__(
         self,
         name: str,
-        solver: LocalSolver,
-        recorder: Recorder,
+        of: Sized,
         keys: Keys,
         task: Task,
         rows: Mapping[str, np.ndarray],
         search: Search,
-        slots: int,
     ) -> None:
         self.name, self.count, self.moved, self.finished = name, 0, 0, False
         self.refused: set[str] = set()
-        self._rows, self._search, self._slots = rows, search, slots
-        self._runner = Runner(solver, recorder, keys, task, 1, None, None)
-        self._task, self._charged = task, charges(solver.cost)
+        self._rows, self._search, self._slots = rows, search, of.slots
+        self._runner = Runner(of.solver, of.recorder, keys, task, 1, None, None)
+        self._task, self._charged = task, charges(of.solver.cost)
         self._best: list[_Tried] = []
         self._generator = np.random.default_rng((search.seed, len(name)))
 
@@ -258,18 +250,9 @@ class _Hunt:
         found = self._ratio(start.run, part)
         ascent.ascend(value, numbers.at, found, may_go_on, self._generator)
 
-    def of(self, own: Own, keys: Keys) -> "_Hunt":
+    def of(self, own: Sized, keys: Keys) -> "_Hunt":
         """Returns a search at the same posterior with another solver and size."""
-        return _Hunt(
-            self.name,
-            own.solver,
-            own.recorder,
-            keys,
-            self._task,
-            self._rows,
-            self._search,
-            own.slots,
-        )
+        return _Hunt(self.name, own, keys, self._task, self._rows, self._search)
 
     def worst_rows(self) -> list[Mapping[str, np.ndarray]]:
         """Returns some of the worst records, the worst first."""

@@ -17,22 +17,15 @@ _MOST = 32
 def spread(shard: Shard) -> Shard:
     """Spreads the records over all slots of the shard, so that every part of it is tested."""
     valid = np.flatnonzero(shard.mask)
-    capacity = len(shard.mask)
-    places = np.linspace(0, capacity - 1, len(valid)).round().astype(int)
-    mask = np.zeros(capacity, bool)
-    mask[places] = True
-    records = {}
-    for name, column in shard.records.items():
-        moved = np.zeros_like(np.asarray(column))
-        moved[places] = np.asarray(column)[valid]
-        records[name] = moved
-    return Shard(records, mask)
+    places = np.linspace(0, len(shard.mask) - 1, len(valid)).round().astype(int)
+    return _placed(shard, places, valid)
 
 
 def without(shard: Shard) -> list[Shard]:
     """Returns up to 32 shards, each without one record; the removed records are evenly spread."""
     valid = np.flatnonzero(shard.mask)
-    return [_masked(shard, valid[valid != slot]) for slot in tried(shard)]
+    left = [valid[valid != slot] for slot in tried(shard)]
+    return [_placed(shard, kept, kept) for kept in left]
 
 
 def tried(shard: Shard) -> np.ndarray:
@@ -44,7 +37,8 @@ def tried(shard: Shard) -> np.ndarray:
 
 def few(shard: Shard, changed: int) -> list[Shard]:
     """Returns an empty shard, and a shard with only the record of slot ``changed``."""
-    return [_masked(shard, []), _masked(shard, [changed])]
+    none, one = np.array([], int), np.array([changed])
+    return [_placed(shard, none, none), _placed(shard, one, one)]
 
 
 def stained(shard: Shard, changed: int) -> Shard:
@@ -83,25 +77,18 @@ def groups(slots: int, rate: float) -> list[np.ndarray]:
 
 def filled(shard: Shard, changed: int, slots: Sequence[int] | np.ndarray) -> Shard:
     """Returns a shard with copies of the record of slot ``changed`` in ``slots`` and no other record."""
-    records = {}
-    for name, column in shard.records.items():
-        copied = np.zeros_like(np.asarray(column))
-        copied[slots] = np.asarray(column)[changed]
-        records[name] = copied
-    mask = np.zeros(len(shard.mask), bool)
-    mask[slots] = True
-    return Shard(records, mask)
+    return _placed(shard, slots, changed)
 
 
 def hostile(shard: Shard, changed: int) -> Iterator[tuple[str, Shard]]:
     """Yields named shards in which a hostile record replaces that of slot ``changed``."""
-    other = next(slot for slot in np.flatnonzero(shard.mask) if slot != changed)
+    other = next(int(slot) for slot in np.flatnonzero(shard.mask) if slot != changed)
 
-    def edited(fn: Callable[[np.ndarray], Any]) -> Shard:
+    def edited(fn: Callable[[np.ndarray], Any], slot: int = changed) -> Shard:
         records = {}
         for name, column in shard.records.items():
             column = np.array(column)
-            column[changed] = fn(column[changed])
+            column[changed] = fn(column[slot])
             records[name] = column
         return Shard(records, shard.mask)
 
@@ -116,25 +103,17 @@ def hostile(shard: Shard, changed: int) -> Iterator[tuple[str, Shard]]:
     yield "zeros", edited(np.zeros_like)
     yield "opposite sign", edited(lambda old: -old if old.dtype.kind == "f" else old)
     yield "1e4 times", edited(lambda old: 1e4 * old if old.dtype.kind == "f" else old)
-    yield "a copy", _copied(shard, int(other), changed)
+    yield "a copy", edited(np.copy, other)
 
 
-def _copied(shard: Shard, source: int, target: int) -> Shard:
+def _placed(shard: Shard, places: Sequence[int] | np.ndarray, sources: int | np.ndarray) -> Shard:
+    """Puts the records of slots ``sources`` into ``places``; other rows are zero, like padding."""
+    mask = np.zeros(len(shard.mask), bool)
+    mask[places] = True
     records = {}
     for name, column in shard.records.items():
-        column = np.array(column)
-        column[target] = column[source]
-        records[name] = column
-    return Shard(records, shard.mask)
-
-
-def _masked(shard: Shard, kept: Any) -> Shard:
-    """Keeps only the records in ``kept``; other rows become zero, like a shard's padding."""
-    mask = np.zeros_like(np.asarray(shard.mask, bool))
-    mask[np.asarray(kept, int)] = True
-    records = {}
-    for name, column in shard.records.items():
-        column = np.array(column)
-        column[~mask] = 0
-        records[name] = column
+        column = np.asarray(column)
+        moved = np.zeros_like(column)
+        moved[places] = column[sources]
+        records[name] = moved
     return Shard(records, mask)

@@ -149,15 +149,16 @@ class _Fit:
         self._plan = _descent(plan, sampler, seed, 2)
         guide = autoguide.AutoNormal(regression)
         self._svi = DPSVI(regression, guide, numpyro.optim.SGD(1.0), Trace_ELBO(), self._plan)
-        self._states: dict[int, Any] = {}
+        self._state: Any = None
 
     def step(self, table: np.ndarray) -> np.ndarray:
         """Returns the first step's change of all parameters, in clip norms of the noised sum."""
-        state = self._state(table)
+        if self._state is None:
+            self._state = self._svi.init(jax.random.key(0), table[:, :-1], table[:, -1])
         # Allow one state on another table, which `DPSVI` otherwise refuses.
         self._svi._used.clear()
-        after, _ = self._svi.update(state, table[:, :-1], table[:, -1])
-        return self._moved(state, after)
+        after, _ = self._svi.update(self._state, table[:, :-1], table[:, -1])
+        return self._moved(self._state, after)
 
     def noise(self) -> Finding:
         """Tests the noise of several runs' first steps, on records that contribute zero."""
@@ -216,11 +217,6 @@ class _Fit:
         """Returns the distance of two steps; infinite if one is not finite."""
         distance = float(np.linalg.norm(one - other))
         return distance if math.isfinite(distance) else math.inf
-
-    def _state(self, table: np.ndarray) -> Any:
-        if not self._states:
-            self._states[0] = self._svi.init(jax.random.key(0), table[:, :-1], table[:, -1])
-        return self._states[0]
 
     def _moved(self, before: Any, after: Any) -> np.ndarray:
         one, other = (

@@ -9,6 +9,7 @@ A quarter of the trials chooses direction, ε and threshold. Only the rest decid
 no correction.
 """
 
+import bisect
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -274,14 +275,8 @@ def _epsilon_lower(chosen: _Halves, decided: _Halves, delta: float) -> float:
 
 def _smallest_refuted(refuted: Callable[[float], bool]) -> float | None:
     """Finds the smallest refuted factor by bisection, since claims of more noise are easier to refute."""
-    low, high = 0, len(_FACTORS)
-    while low < high:
-        middle = (low + high) // 2
-        if refuted(_FACTORS[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return _FACTORS[low] if low < len(_FACTORS) else None
+    place = bisect.bisect_left(_FACTORS, True, key=refuted)
+    return _FACTORS[place] if place < len(_FACTORS) else None
 
 
 def _noise_multiplier(event: events.Event) -> float:

@@ -136,7 +136,8 @@ class _Replay:
         again = self._like(base, self._shard)
         tried = neighbours.tried(self._shard)
         removed = [self._like(base, shard, _VISITS) for shard in neighbours.without(self._shard)]
-        place = _most_moved(base, removed)
+        moved = [sum(base.moved(run)) for run in removed]
+        place = moved.index(max(moved))
         changed = int(tried[place])
         hostile = dict(neighbours.hostile(self._shard, changed))
         substituted = {name: self._like(base, one, _VISITS) for name, one in hostile.items()}
@@ -298,34 +299,13 @@ class _Replay:
                     "the solver's releases depend on its records, so that batches cannot be compared",
                 )
             ]
-        inside = np.array(
-            [
-                [
-                    not np.array_equal(one.total, other.total)
-                    for one, other in zip(run.calls, empty.calls, strict=True)
-                ]
-                for run in probes
-            ]
-        )
+        inside = np.array([run.moved(empty) for run in probes])
         found = check_inclusion(inside, groups, slots, charged)
         if not rates:
             return found
         draws = None if self._sampler is None else [key for run in runs for key in run.draws]
         noise = [call.key for run in runs for call in run.calls]
         return [*found, check_sampling_keys(draws, noise)]
-
-
-def _most_moved(base: Run, runs: Sequence[Run]) -> int:
-    """Returns the index of the run whose totals differ most often from those of ``base``."""
-
-    def count(run: Run) -> int:
-        return sum(
-            not np.array_equal(one.total, other.total)
-            for one, other in zip(base.calls, run.calls, strict=False)
-        )
-
-    counts = [count(run) for run in runs]
-    return counts.index(max(counts))
 
 
 def _shown(event: events.Event) -> str:

@@ -46,6 +46,13 @@ class Run(NamedTuple):
     told: list[dict[str, Any]]
     draws: list[bytes]
 
+    def moved(self, other: "Run") -> list[bool]:
+        """Says of each release that both runs have whether its totals differ."""
+        return [
+            not np.array_equal(one.total, two.total)
+            for one, two in zip(self.calls, other.calls, strict=False)
+        ]
+
 
 def same_answer(one: LocalSolver, other: LocalSolver, keys: Keys, task: Task, shard: Shard) -> bool:
     """Whether two solvers give the same answer to a task under the same keys, up to rounding.

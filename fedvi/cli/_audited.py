@@ -143,8 +143,8 @@ class Audited:
         shard = shard_of(self._assembly, None, self._settings.seed)
         solver, recorder = self._assembly.solvers[client], None
         if self._small is not None:
-            solver, recorder = self._small
-            shard = neighbours.first(shard, extremes.SLOTS)
+            solver, recorder, slots = self._small
+            shard = neighbours.first(shard, slots)
         yield from at_client.check_client(
             solver, recorder, self._task(client), shard, self._settings.seed
         )
@@ -183,12 +183,10 @@ class Audited:
         until = time.monotonic() + _SEARCHED
         if self._settings.until is not None:
             until = min(until, self._settings.until)
-        solver, recorder = self._small
         yield from extremes.check_extremes(
-            solver,
-            recorder,
+            self._small,
             self._keys,
-            self._posteriors(solver),
+            self._posteriors(self._small.solver),
             rows,
             extremes.Search(_CLIMBS, until, self._settings.seed),
             own=self._of_rows(assembly.sampler.capacity),
@@ -235,16 +233,13 @@ class Audited:
         return self._watched(*next(iter(_distinct(self._assembly).values())))
 
     @functools.cached_property
-    def _small(self) -> tuple[LocalSolver, Recorder] | None:
+    def _small(self) -> extremes.Sized | None:
         """The same solver for few records, all of which are in every batch: what one of them adds is
         clipped and noised by the same code. None if the solver that ships is another one.
         """
-        if self._looked_at is None:
-            return None
-        of = self._of_rows(extremes.SLOTS)
-        return of.solver, of.recorder
+        return None if self._looked_at is None else self._of_rows(extremes.SLOTS)
 
-    def _of_rows(self, rows: int) -> extremes.Own:
+    def _of_rows(self, rows: int) -> extremes.Sized:
         """Builds the study's solver for so many records, all of which are in every batch."""
         recorders: list[Recorder] = []
 
@@ -253,7 +248,7 @@ class Audited:
             return recorders[-1]
 
         solver = self._assembly.solver_with(wrap, lambda _: sampling.full(rows))
-        return extremes.Own(solver, recorders[-1], rows)
+        return extremes.Sized(solver, recorders[-1], rows)
 
     def _task(self, client: str) -> Task:
         assembly = self._assembly

@@ -39,7 +39,7 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
     given = names.columns if named else None
     guesses = guess.guess_columns(path, names.columns, columns=given, separator=names.separator)
     if as_json:
-        content = {"private": True, "file": str(path), "columns": [g._asdict() for g in guesses]}
+        content = {"private": True, "file": str(path), "columns": guesses}
         tables.print_json(content | {"warning": _PRIVATE})
         return
     click.echo(_PRIVATE)
@@ -117,7 +117,7 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
             "private": True,
             "study": described.study.name,
             "file": str(path),
-            **_plain(found),
+            **found._asdict(),
         }
         tables.print_json(content | {"warning": _PRIVATE})
         return
@@ -166,16 +166,6 @@ def _used(study: "Study", declared: Any) -> tuple[str, ...]:
 
     text = study.formula
     return tuple(declared) if text is None else parse_formula(text, declared).columns
-
-
-def _plain(found: "Fit") -> dict[str, Any]:
-    return {
-        "rows": found.rows,
-        "counting": found.counting,
-        "columns": [column._asdict() for column in found.columns],
-        "units": None if found.units is None else found.units._asdict(),
-        "lost": found.lost,
-    }
 
 
 def _show(found: "Fit", title: str, study: "Study") -> None:

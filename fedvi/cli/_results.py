@@ -17,7 +17,7 @@ from fedvi.run.server_plan import ServerPlan
 from fedvi.server.core import protocol
 from fedvi.server.core.protocol import ServerSpec, ServerState
 from fedvi.study import remarks
-from fedvi.study.spec import shared_parts
+from fedvi.study.spec import regressions
 
 __all__ = ["check_completed", "content", "moves", "show", "write"]
 
@@ -67,10 +67,10 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     tables.say(verdicts.lines(run_record.verdict_of(run, plan.expected)))
     title = f"Posterior of {plan.study.study.name}{mark}"
     table = tables.coefficient_table(
-        rows, title, shared_parts.ratio(plan.study), False, console.width
+        rows, title, regressions.ratio(plan.study.model.kind), False, console.width
     )
     console.print(table, crop=False)
-    lines = [*tables.ratio_notes(rows, shared_parts.ratio(plan.study))]
+    lines = [*tables.ratio_notes(rows, regressions.ratio(plan.study.model.kind))]
     lines += remarks.remarks(plan.study, spec.family, rows)
     counts = protocol.folded(state)
     lines += [

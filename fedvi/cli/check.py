@@ -204,7 +204,7 @@ def _of_all(assembly: Assembly) -> Iterator[tuple[str, str]]:
     if not claims:
         return
     prices = ", ".join(
-        f"{tables.bound(claim.epsilon)} under {claim.relation.replace('_', '/')}"
+        f"{tables.bound(claim.epsilon)} under {tables.relation_words(claim.relation)}"
         for claim in claims
         if claim.view == claims[0].view
     )
@@ -251,10 +251,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _costs(prices: dict[str, float | None]) -> str:
-    names = {"add_remove": "add/remove", "substitute": "substitute"}
     return ", ".join(
-        f"not offered under {names[key]}"
-        if price is None
-        else f"{tables.bound(price)} under {names[key]}"
-        for key, price in prices.items()
+        f"{'not offered' if price is None else tables.bound(price)} under {tables.relation_words(name)}"
+        for name, price in prices.items()
     )

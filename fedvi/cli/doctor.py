@@ -33,6 +33,22 @@ _LITTLE_BYTES = 1 << 30
 # A release waits for four of these. Network file systems and broken disks take longer.
 _SLOW_SECONDS = 0.25
 
+_AGREED = Finding("study and protocol", "ok", "the server runs this study, and speaks as we do")
+_WITHOUT_CERTIFICATE = Finding(
+    "tls",
+    "fail",
+    "the server speaks TLS and wants a certificate, and none was given",
+    "enrol with `fedvi enroll`, and name the folder with --tls",
+    errors.IdentityError.exit_code,
+)
+_IN_THE_OPEN = Finding(
+    "tls",
+    "fail",
+    "the server speaks no TLS, and is on another machine",
+    "have it started with --tls; --insecure sends everything in the open",
+    errors.TransportError.exit_code,
+)
+
 
 @click.command()
 @click.argument("study", required=False, type=click.Path(dir_okay=False, path_type=Path))
@@ -131,9 +147,9 @@ def _way(
         return found
     if tls is None:
         if probe.speaks_tls(host, port):
-            return [*found, _without_certificate()]
+            return [*found, _WITHOUT_CERTIFICATE]
         if not insecure and not identity.is_loopback(server):
-            return [*found, _in_the_open()]
+            return [*found, _IN_THE_OPEN]
         return [*found, *_calls(grpc.insecure_channel(server), "", state, digest)]
     found.append(probe.server_certificate(host, port, tls, at))
     if found[-1].status == "fail":
@@ -195,7 +211,7 @@ def _hello(stub: Any, name: str, state: Path | None, digest: str | None) -> list
             ledgers.check_counterpart(ledger, welcome.anchor, "client")
     except errors.HelloNeeded:
         # Only the ledger was missing, which is asked for last; nothing was changed by asking.
-        return [_let_in(name), *([] if digest is None else [_agreed()])]
+        return [_let_in(name), *([] if digest is None else [_AGREED])]
     except errors.IdentityError as error:
         return [_failed("roster", error)]
     except errors.LedgerError as error:
@@ -204,7 +220,7 @@ def _hello(stub: Any, name: str, state: Path | None, digest: str | None) -> list
         return [_let_in(name), _failed("study and protocol", error)]
     except errors.FedviError as error:
         return [_failed("hello", error)]
-    found = [_let_in(name), _server_version(reply), _agreed()]
+    found = [_let_in(name), _server_version(reply), _AGREED]
     if ledger is not None:
         said = f"{len(ledger.entries)} entries, and the server's ledger of {name} agrees"
         found.append(Finding("ledger", "ok", said))
@@ -302,10 +318,6 @@ def _let_in(name: str) -> Finding:
     return Finding("roster", "ok", f"the server lets {name} in")
 
 
-def _agreed() -> Finding:
-    return Finding("study and protocol", "ok", "the server runs this study, and speaks as we do")
-
-
 def _server_version(reply: Any) -> Finding:
     check, ours = "server's version", wire.software()
     if reply.software == ours:
@@ -315,26 +327,6 @@ def _server_version(reply: Any) -> Finding:
         "warn",
         f"the server runs {reply.software}, and this is {ours}",
         f"both speak protocol {reply.protocol}; still, use one version of fedvi at all sites",
-    )
-
-
-def _without_certificate() -> Finding:
-    return Finding(
-        "tls",
-        "fail",
-        "the server speaks TLS and wants a certificate, and none was given",
-        "enrol with `fedvi enroll`, and name the folder with --tls",
-        errors.IdentityError.exit_code,
-    )
-
-
-def _in_the_open() -> Finding:
-    return Finding(
-        "tls",
-        "fail",
-        "the server speaks no TLS, and is on another machine",
-        "have it started with --tls; --insecure sends everything in the open",
-        errors.TransportError.exit_code,
     )
 
 

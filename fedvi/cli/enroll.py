@@ -116,11 +116,9 @@ def _tell_installed(
     if as_json:
         tables.print_json(content)
     else:
-        click.echo(f"name         {own.name}")
-        click.echo(f"role         {own.role}")
-        click.echo(f"fingerprint  {own.fingerprint}")
-        click.echo(f"until        {certificates.day(own.not_after)}")
-        click.echo(f"authority    {installed.authority}")
+        facts = {key: content[key] for key in ("name", "role", "fingerprint")}
+        facts |= {"until": certificates.day(own.not_after), "authority": installed.authority}
+        tables.say_facts(facts)
         click.echo(f"installed in {folder}; start with --tls {folder}")
     if not is_confirmed:
         click.echo(

@@ -14,7 +14,7 @@ from fedvi.results import draws as draws_of
 from fedvi.results import exports, finished
 from fedvi.results.finished import Finished
 from fedvi.study import remarks
-from fedvi.study.spec import shared_parts
+from fedvi.study.spec import regressions
 from fedvi.study.spec.coefficients import MOST, coefficients
 
 __all__ = ["posterior"]
@@ -114,7 +114,7 @@ def _rows(found: Finished) -> list[dict[str, Any]]:
 def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     study = found.assembly.study
     console = tables.console()
-    title, ratio = f"Posterior of {found.title}", shared_parts.ratio(study)
+    title, ratio = f"Posterior of {found.title}", regressions.ratio(study.model.kind)
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
     lines = [*tables.ratio_notes(rows, ratio)]
     lines += remarks.remarks(study, found.assembly.family, rows)

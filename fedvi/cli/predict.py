@@ -182,22 +182,14 @@ def _of_arrays(
     source = data.read_arrays(file, layout, finite, private=True, where=file.name)
     if not source.size:
         raise DataError(f"{file} has no record", "is this the right file?")
-    for start in range(0, source.size, _AT_ONCE):
-        here = slice(start, start + _AT_ONCE)
-        part = ArraySource(
-            {name: each[here] for name, each in source.records.items()}, source.valid[here]
-        )
-        told = how.predict(part.records)
-        _check_known(how, told, part.valid, start + 1, file)
-        yield _Part(start + 1, None, told, _reasons(part), [""] * part.size)
+    for place, part in enumerate(source.chunks(_AT_ONCE)):
+        first, told = 1 + place * _AT_ONCE, how.predict(part.records)
+        _check_known(how, told, part.valid, first, file)
+        yield _Part(first, None, told, _reasons(part), [""] * part.size)
 
 
 def _check_known(how: Predictor, told: Forecast, fits: np.ndarray, first: int, file: Path) -> None:
-    """Refuses a record whose mean is no finite number.
-
-    Raises:
-      ModelError: there is one.
-    """
+    """Refuses a record whose mean is no finite number."""
     unknown = np.flatnonzero(fits & ~np.isfinite(told.mean).all(axis=1))
     if len(unknown):
         raise ModelError(
@@ -212,11 +204,7 @@ def _check_no_id(id_column: str | None) -> None:
 
 
 def _latents(model: Any, posterior: Eta) -> Latents:
-    """Asks a conjugate model how it tells the latents of new records.
-
-    Raises:
-      ConfigError: it does not.
-    """
+    """Asks a conjugate model how it tells the latents of new records."""
     if isinstance(model, TellsLatents):
         return model.latents(posterior)
     raise ConfigError(

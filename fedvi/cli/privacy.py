@@ -22,8 +22,6 @@ from fedvi.study.spec import shared_parts
 
 __all__ = ["privacy"]
 
-_RELATION = {"add_remove": "add/remove", "substitute": "substitute"}
-
 
 @click.command()
 @click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
@@ -95,7 +93,7 @@ def _plot(found: Pricing, path: Path) -> None:
         [row.rounds for row in found.growth],
         {name: [row.epsilon[name] for row in found.growth] for name in names},
         found.epsilon,
-        f"{found.study}: {_RELATION[found.relation]}, δ = {found.delta:g}"
+        f"{found.study}: {tables.relation_words(found.relation)}, δ = {found.delta:g}"
         + (f" — {found.mark}" if found.mark else ""),
         path,
     )
@@ -110,7 +108,7 @@ def _show(found: Pricing, scripted: bool) -> None:
     cells = [
         [
             row.accountant + (" (stated)" if row.stated else ""),
-            _RELATION[row.relation],
+            tables.relation_words(row.relation),
             "not offered" if row.epsilon is None else tables.bound(row.epsilon),
             row.label
             or ("upper bound" if not row.least else f"upper bound; at least {_down(row.least)}"),
@@ -125,13 +123,13 @@ def _show(found: Pricing, scripted: bool) -> None:
         [str(row.rounds), *(tables.bound(row.epsilon[name]) for name in known)]
         for row in found.growth
     ]
-    title = f"ε over rounds, {_RELATION[found.relation]}"
+    title = f"ε over rounds, {tables.relation_words(found.relation)}"
     console.print(tables.grid(["rounds", *known], lines, title, ()))
     if found.alternatives:
         cells = [
             [
                 row.sampler + (" (this study)" if row.current else ""),
-                _RELATION[row.relation],
+                tables.relation_words(row.relation),
                 row.reason or tables.number(row.noise_multiplier),
             ]
             for row in found.alternatives
@@ -154,7 +152,7 @@ def _rows(found: Pricing, scripted: bool) -> Iterator[tuple[str, str]]:
     yield (
         "promise",
         f"ε ≤ {found.epsilon:g}, δ = {found.delta:g}, unit {found.unit}, relation "
-        f"{_RELATION[found.relation]}, view {found.view}",
+        f"{tables.relation_words(found.relation)}, view {found.view}",
     )
     if found.noise_multiplier is not None:
         std = f" = std {tables.number(found.noise_multiplier * (found.clip_norm or math.nan))}"

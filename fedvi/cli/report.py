@@ -152,12 +152,12 @@ def _predictions(run: Path, public: Path, draws: int | None) -> dict[str, Any]:
 
 def _show(contents: "Contents", written: list[Path]) -> None:
     """Prints a summary."""
-    from fedvi.report import sections, tables
+    from fedvi.report import sections, tables, wording
 
     console = tables.console()
     tables.say((f"! {line}" for line in sections.banner(contents)), style="bold")
     tables.say(contents.verdict)
-    rows = [_row(row._asdict(), contents.ratio) for row in contents.coefficients]
+    rows = [wording.as_row(row, contents.ratio) for row in contents.coefficients]
     title = f"Posterior of {contents.study}" + (f" — {contents.mark}" if contents.mark else "")
     ratio = contents.ratio if contents.gaussian else ""
     if contents.gaussian:
@@ -193,25 +193,12 @@ def _show(contents: "Contents", written: list[Path]) -> None:
     tables.say(_lines(contents, written))
 
 
-def _row(row: dict[str, Any], ratio: str) -> dict[str, Any]:
-    """Names a coefficient's ratio as tables do."""
-    if not ratio:
-        return row
-    named = {f"{ratio}_ratio": row["ratio"]}
-    named |= {f"{ratio}_{what}": row[f"ratio_{what}"] for what in ("lower", "upper", "note")}
-    return {**row, **named}
-
-
 def _lines(contents: "Contents", written: list[Path]) -> Iterator[str]:
-    from fedvi.report import figures, tables
+    from fedvi.report import wording
 
     if contents.consortium is not None:
         for claim in contents.consortium.claims:
-            yield (
-                f"{contents.consortium.site}: ε {tables.bound(claim.epsilon)} at δ "
-                f"{tables.bound(claim.delta)} under {figures.relation_words(claim.relation)}, view "
-                f"{claim.view}"
-            )
+            yield f"{contents.consortium.site}: {wording.claim_in_words(claim)}"
     count, simulated = len(contents.statements), contents.source == "simulation"
     what = "privacy statements, of a simulation" if simulated else "privacy statements to sign"
     yield f"ledgers verified: {len(contents.sites)}; {what}: {count}"

@@ -19,7 +19,7 @@ from fedvi.run.simulate import simulate as run
 from fedvi.study import remarks
 from fedvi.study.build import PRIOR
 from fedvi.study.config import load_study
-from fedvi.study.spec import shared_parts
+from fedvi.study.spec import regressions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -323,7 +323,7 @@ def _show(
     if pooled:
         title += " (pooled columns: not private)"
     rows = outcome.record(result).rows(result.pooled)
-    ratio, width = shared_parts.ratio(assembly.study), console.width
+    ratio, width = regressions.ratio(assembly.study.model.kind), console.width
     console.print(tables.coefficient_table(rows, title, ratio, pooled, width), crop=False)
     title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
     if not assembly.study.privacy.private:

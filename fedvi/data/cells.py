@@ -21,6 +21,7 @@ __all__ = [
     "as_codes",
     "as_texts",
     "count_of",
+    "decoded",
     "has_decimal_comma",
     "is_separator",
     "no_column_hint",
@@ -135,6 +136,14 @@ def has_decimal_comma(text: str) -> bool:
     (True, False, False)
     """
     return _COMMA.fullmatch(text) is not None
+
+
+def decoded(text: bytes) -> str | None:
+    """Returns a cell's text without blanks around it; None if it is not UTF-8."""
+    try:
+        return text.decode().strip()
+    except UnicodeDecodeError:
+        return None
 
 
 def no_column_hint(name: str, columns: Sequence[str]) -> str:

@@ -11,7 +11,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvi.data.cells import WHERE_PATHS_START, Cells, Codes, Numbers, Wanted, no_column_hint
+from fedvi.data.cells import (
+    WHERE_PATHS_START,
+    Cells,
+    Codes,
+    Numbers,
+    Wanted,
+    decoded,
+    no_column_hint,
+)
 from fedvi.errors import DataError
 
 __all__ = ["chunks", "known_rows"]
@@ -142,18 +150,10 @@ def _check_columns(path: Path, found: Mapping[str, tuple[tuple[int, ...], np.dty
 def _cells(array: NDArray[Any], as_text: bool) -> Cells:
     if array.dtype.kind in "US":
         given, places = np.unique(array, return_inverse=True)
-        return Codes(places.reshape(-1), tuple(_decoded(text) for text in given.tolist()))
+        read = str.strip if array.dtype.kind == "U" else decoded
+        return Codes(places.reshape(-1), tuple(map(read, given.tolist())))
     if as_text and array.dtype.kind in "iu":
         return [str(value) for value in array.tolist()]
     # Silent, since a warning about an invalid number would reveal something about a record.
     with np.errstate(all="ignore"):
         return Numbers(array.astype(np.float64), boolean=array.dtype.kind == "b")
-
-
-def _decoded(text: str | bytes) -> str | None:
-    if isinstance(text, str):
-        return text.strip()
-    try:
-        return text.decode().strip()
-    except UnicodeDecodeError:
-        return None

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fedvi.data.written import is_number
 from fedvi.errors import ConfigError, did_you_mean
 
 __all__ = ["Expected", "parse_expected"]
@@ -61,7 +62,7 @@ def parse_expected(table: Mapping[str, Any], path: str) -> Expected:
 
     def number(key: str, low: float, high: float, said: str) -> float | None:
         value = raw.get(key)
-        if value is None or (_is_number(value) and low <= value <= high):
+        if value is None or (is_number(value) and low <= value <= high):
             return None if value is None else float(value)
         raise ConfigError(f"{path}.{key}: {value!r}, expected {said}")
 
@@ -78,7 +79,7 @@ def parse_expected(table: Mapping[str, Any], path: str) -> Expected:
         shares = _shares(raw["shares"], len(table.get("levels", ())), f"{path}.shares")
     correlations = raw.get("correlations", {})
     if not isinstance(correlations, Mapping) or not all(
-        _is_number(value) and -1.0 < value < 1.0 for value in correlations.values()
+        is_number(value) and -1.0 < value < 1.0 for value in correlations.values()
     ):
         raise ConfigError(
             f"{path}.correlations: {correlations!r}, expected a table from other columns to numbers "
@@ -88,13 +89,9 @@ def parse_expected(table: Mapping[str, Any], path: str) -> Expected:
 
 
 def _shares(value: Any, count: int, path: str) -> tuple[float, ...]:
-    fits = isinstance(value, list | tuple) and len(value) == count and all(map(_is_number, value))
+    fits = isinstance(value, list | tuple) and len(value) == count and all(map(is_number, value))
     if not fits or min(value) < 0.0 or not math.isclose(sum(value), 1.0, abs_tol=0.02):
         raise ConfigError(
             f"{path}: {value!r}, expected {count} shares that add up to 1, in the order of the levels"
         )
     return tuple(float(share) / sum(value) for share in value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedvi.data import parquet
 from fedvi.data.cells import TRUTHS, has_decimal_comma
-from fedvi.data.parquet import pyarrow_module
 from fedvi.data.schema import as_number
 from fedvi.errors import DataError
 
@@ -179,16 +179,10 @@ def _numpy(path: Path) -> list[str]:
 
 
 def _parquet(path: Path) -> list[str]:
-    pyarrow = pyarrow_module()
-    # The same selection of parts as in `fedvi.data.parquet`.
-    parts = [part for part in path.glob("*.parquet") if not part.name.startswith(("_", "."))]
-    if path.is_dir() and not parts:
-        raise DataError(
-            f"{path}: no file in this folder ends in .parquet",
-            "give the path of a table, or of a folder with the parts of one",
-        )
+    pyarrow = parquet.pyarrow_module()
+    first = parquet.files(path)[0]
     try:
-        return list(pyarrow.parquet.read_schema(min(parts) if path.is_dir() else path).names)
+        return list(pyarrow.parquet.read_schema(first).names)
     except (OSError, pyarrow.ArrowException):
         pass
     raise DataError(f"{path} cannot be read as Parquet", "is this the right file?")

@@ -10,10 +10,18 @@ from typing import Any
 
 import numpy as np
 
-from fedvi.data.cells import WHERE_PATHS_START, Cells, Codes, Numbers, Wanted, no_column_hint
+from fedvi.data.cells import (
+    WHERE_PATHS_START,
+    Cells,
+    Codes,
+    Numbers,
+    Wanted,
+    decoded,
+    no_column_hint,
+)
 from fedvi.errors import ConfigError, DataError
 
-__all__ = ["chunks", "known_rows", "pyarrow_module"]
+__all__ = ["chunks", "files", "known_rows", "pyarrow_module"]
 
 _BUFFER = 1 << 20
 """Bytes of a column read at a time, so that memory does not depend on the length of a row group."""
@@ -25,7 +33,7 @@ def known_rows(path: Path) -> int | None:
     Raises:
       DataError: as ``chunks``.
     """
-    return sum(_described(part)[1] for part in _files(path))
+    return sum(_described(part)[1] for part in files(path))
 
 
 def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
@@ -40,7 +48,7 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[dict[str, Cells]]:
       DataError: the file is missing or is not a complete Parquet file, or lacks a column; or a column holds
         neither numbers nor text, such as dates or lists.
     """
-    parts = _files(path)
+    parts = files(path)
     readers = {}
     for part in parts:
         schema, _ = _described(part)
@@ -72,8 +80,12 @@ def pyarrow_module() -> Any:
     return pyarrow
 
 
-def _files(path: Path) -> list[Path]:
-    """Returns the files behind a path, in the order of their names."""
+def files(path: Path) -> list[Path]:
+    """Returns the files behind a path, in the order of their names.
+
+    Raises:
+      DataError: a folder holds none.
+    """
     if not path.is_dir():
         return [path]
     parts = sorted(part for part in path.glob("*.parquet") if not part.name.startswith(("_", ".")))
@@ -188,20 +200,8 @@ def _of_dictionary(array: Any) -> Codes:
     missing = array.indices.is_null().to_numpy(zero_copy_only=False)
     places = np.where(missing, -1, np.where(missing, 0, found)).astype(np.intp)
     # Decoded from bytes, so that only records with text that is not UTF-8 count as zero.
-    texts = [_decoded(text) for text in array.dictionary.cast("binary").to_pylist()]
+    given = array.dictionary.cast("binary").to_pylist()
     # A category may itself be null.
-    absent = [index for index, text in enumerate(texts) if text is _ABSENT]
+    absent = [index for index, text in enumerate(given) if text is None]
     places[np.isin(places, absent)] = -1
-    return Codes(places, tuple(text if isinstance(text, str) else None for text in texts))
-
-
-_ABSENT = object()
-
-
-def _decoded(text: bytes | None) -> Any:
-    if text is None:
-        return _ABSENT
-    try:
-        return text.decode().strip()
-    except UnicodeDecodeError:
-        return None
+    return Codes(places, tuple(None if text is None else decoded(text) for text in given))

@@ -91,9 +91,6 @@ class Offset:
 def parse_response(left: str, text: str, schema: Schema) -> Response:
     """Reads ``NAME``, ``Surv(TIME, EVENT)`` or ``cbind(NAME, NAME, …)``.
 
-    Args:
-      left: the text left of ``~``.
-
     Raises:
       ConfigError: it has another form, or the schema declares the columns with other types.
     """

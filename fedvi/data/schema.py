@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from fedvi.data.expected import parse_expected
-from fedvi.data.written import NAME
+from fedvi.data.written import NAME, is_number
 from fedvi.errors import ConfigError, all_of, did_you_mean
 
 __all__ = [
@@ -79,6 +79,12 @@ class Number:
     missing_values: frozenset[Code]
     whole: bool = False
     unit: str = ""
+
+    @property
+    def by_bounds(self) -> bool:
+        """Whether centre and scale are those of the bounds; any other are meant to standardise it."""
+        low, high = self.bounds
+        return (self.center, self.scale) == ((low + high) / 2.0, (high - low) / 2.0)
 
 
 @dataclass(frozen=True)
@@ -262,7 +268,7 @@ def _parse_number(
     if (
         not isinstance(bounds, (list, tuple))
         or len(bounds) != 2
-        or not all(_is_finite(bound) for bound in bounds)
+        or not all(is_number(bound) for bound in bounds)
         or not bounds[0] < bounds[1]
     ):
         found = "missing" if "bounds" not in table else _shown(bounds)
@@ -292,7 +298,7 @@ def _parse_number(
     outside = _outside(table, path, ("clip", "drop", "refuse"), "clip", private)
 
     def fill(value: Any) -> float:
-        if not _is_finite(value) or not low <= value <= high:
+        if not is_number(value) or not low <= value <= high:
             raise ConfigError(
                 f"{path}.missing.impute: {_shown(value)}, expected a number within the bounds "
                 f"[{low:g}, {high:g}]",
@@ -545,7 +551,7 @@ def _choice(
 
 def _constant(table: Mapping[str, Any], path: str, key: str, default: float) -> float:
     value = table.get(key, default)
-    if not _is_finite(value):
+    if not is_number(value):
         raise ConfigError(
             f"{path}.{key}: {_shown(value)}, expected a finite number",
             f"state a public constant, or leave it out for {default:g}",
@@ -572,11 +578,7 @@ def _codes(
 
 
 def _is_code(value: Any) -> bool:
-    return isinstance(value, str) or _is_finite(value)
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, str) or is_number(value)
 
 
 def _text(value: str | int | float) -> str:

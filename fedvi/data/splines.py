@@ -5,7 +5,6 @@ is. Knots and bounds taken from the data would reveal something about them, so t
 """
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from fedvi.data.calls import Call, check_arguments, refuse
 from fedvi.data.schema import Number
+from fedvi.data.written import is_number
 
 __all__ = ["SIGNATURE", "Basis", "b_spline", "cubic_spline"]
 
@@ -165,7 +165,7 @@ def _places(
             "widen them; or narrow the bounds of the schema, which values are clipped to",
         )
     knots = call.keywords.get("knots", ())
-    if not isinstance(knots, tuple) or not all(_is_number(knot) for knot in knots):
+    if not isinstance(knots, tuple) or not all(is_number(knot) for knot in knots):
         refuse(f"the knots of {function}({name}) in {text!r} are no numbers", f"write {example}")
     inner = tuple(float(knot) for knot in knots)
     if not all(a < b for a, b in zip((lower, *inner), (*inner, upper), strict=True)):
@@ -184,13 +184,9 @@ def _end(call: Call, key: str, text: str, name: str, example: str) -> float:
             f"{call.function}({name}) in {text!r} has no {key}, and would take it from the data",
             f"state it, such as with the bounds of the schema: {example}",
         )
-    if not _is_number(end):
+    if not is_number(end):
         refuse(f"the {key} of {call.function}({name}) in {text!r} is no number", f"write {example}")
     return float(end)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
 
 
 def _listed(numbers: tuple[float, ...]) -> str:

@@ -1,11 +1,12 @@
-"""Writes the parts of a drafted study: values as TOML, and names of columns for a formula."""
+"""Defines how a study is written: values as TOML, and names of columns for a formula."""
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["NAME", "key", "named", "toml"]
+__all__ = ["NAME", "is_number", "key", "named", "toml"]
 
 NAME = re.compile(r"[^\W\d_][\w.]*")
 """Pattern of a column's name in a formula."""
@@ -30,6 +31,11 @@ def toml(value: Any) -> str:
     if isinstance(value, Sequence):
         return "[" + ", ".join(map(toml, value)) + "]"
     return re.sub(r"e([+-])0", r"e\1", f"{value:.15g}") if isinstance(value, float) else repr(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number; true and false are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def key(name: str) -> str:

@@ -91,11 +91,12 @@ def check_whole(field: str, value: object, least: int) -> None:
 
 
 def check_positive(model: Any, *fields: str) -> None:
-    """Raises ModelError unless each of these fields is a finite number above 0, or None."""
+    """Raises ModelError unless each of these fields is finite and above 0, or a tuple of such, or None."""
     for field in fields:
         value = getattr(model, field)
-        if value is not None and not 0.0 < value < math.inf:
-            raise errors.ModelError(f"{field} is {value}, expected a number above 0")
+        if value is not None and not all(0.0 < each < math.inf for each in np.atleast_1d(value)):
+            expected = "numbers" if np.ndim(value) else "a number"
+            raise errors.ModelError(f"{field} is {value}, expected {expected} above 0")
 
 
 def check_ridge(model: Any) -> None:

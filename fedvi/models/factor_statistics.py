@@ -9,7 +9,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam.normal_gamma_rows import NormalGammaRows, NormalGammaRowsEta
-from fedvi.models.arguments import check_ridge
+from fedvi.models.arguments import check_positive, check_ridge
 from fedvi.models.capabilities import Arrays, Latents, Parameter
 from fedvi.models.forwards import numbered, points
 from fedvi.typing import Eta
@@ -84,12 +84,8 @@ class FactorAnalysis:
                 f"the {len(self.columns)} columns",
                 "as many factors as columns explain any covariance, and leave no noise to learn",
             )
-        positive = {"scales": self.scales}
-        for name in ("row_norm", "precision", "centre_precision", "noise_shape", "smallest_noise"):
-            positive[name] = (getattr(self, name),)
-        for name, values in positive.items():
-            if not all(0.0 < value < math.inf for value in values):
-                raise errors.ModelError(f"{name} is {values}, expected numbers above 0")
+        check_positive(self, "scales", "row_norm", "precision", "centre_precision")
+        check_positive(self, "noise_shape", "smallest_noise")
         check_ridge(self)
 
     @property

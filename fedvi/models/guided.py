@@ -22,7 +22,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import check_model_guide_match
 
 from fedvi import errors
-from fedvi.models.guided_terms import Guided, density_of, is_sample, scaled_term
+from fedvi.models.guided_terms import Guided, is_sample
 from fedvi.models.layout import Layout
 from fedvi.models.made_up import (
     ENOUGH,
@@ -33,11 +33,14 @@ from fedvi.models.made_up import (
     wider_pairs,
 )
 from fedvi.models.plates import (
+    density_of,
     is_factor,
     is_inside,
     is_same,
     kind_of,
+    log_density,
     numpyro_rules,
+    scaled_term,
 )
 
 __all__ = ["check_choice", "guided", "unseen"]
@@ -314,7 +317,11 @@ def _check_sites(found: Guided, one: Any, two: Any) -> None:
                     f"the latent {name!r} is discrete, expected continuous latents",
                     "sum it out of the likelihood, for example with MixtureSameFamily",
                 )
-            if what == "guide" and kind_of(site) == "Delta" and not _is_auto(found.guide):
+            if (
+                what == "guide"
+                and kind_of(site) == "Delta"
+                and not isinstance(found.guide, AutoGuide)
+            ):
                 raise errors.ModelError(
                     f"the guide's {name!r} is a Delta, which has no density",
                     "draw it from a distribution, such as Normal with a learnt scale",
@@ -500,9 +507,7 @@ def _separate_terms(found: Guided, params: dict[str, Any], key: Any, columns: li
             if site["type"] == "sample"
         ]
         outside = {
-            name: jnp.sum(scaled_term(density_of(site), site, 1.0))
-            for name, site in sites
-            if not is_inside(site, found.plate)
+            name: log_density(site, 1.0) for name, site in sites if not is_inside(site, found.plate)
         }
         inside = [pair for pair in sites if is_inside(pair[1], found.plate)]
         each = {
@@ -546,7 +551,3 @@ def _record_axis(site: dict[str, Any], plate: str) -> int:
 
 def _plate_axis(site: dict[str, Any], plate: str) -> int:
     return next(int(frame.dim) for frame in site["cond_indep_stack"] if frame.name == plate)
-
-
-def _is_auto(guide: Any) -> bool:
-    return isinstance(guide, AutoGuide)

@@ -13,23 +13,23 @@ from numpyro.primitives import Messenger
 
 from fedvi import errors
 from fedvi.models.layout import Layout
-from fedvi.models.made_up import (
-    ONE,
-)
+from fedvi.models.made_up import ONE
 from fedvi.models.plates import (
     Run,
     Watch,
     is_inside,
     is_same,
     learnt_as,
+    log_density,
     numpyro_rules,
     plate_sizes,
     record_terms,
+    scaled_term,
     total_of,
     transform_of,
 )
 
-__all__ = ["Guided", "density_of", "is_sample", "scaled_term"]
+__all__ = ["Guided", "is_sample"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -82,25 +82,18 @@ class Guided:
     def record_term_at(self, latents: Mapping[str, Any], key: Any, row: list[Any]) -> Any:
         """As ``record_term``, with the global latents' values given, in their own supports."""
         columns = [column[None] for column in row]
-        args, kwargs = self.layout.call(columns)
-        watch = Watch()
-        model = handlers.substitute(handlers.seed(self.model, key), data=dict(latents))
         with numpyro_rules():
-            with watch, handlers.trace() as sites, _Rows(self.plate, 1, 0):
-                model(*args, **kwargs, **self.static)
-            run = Run(sites, watch.plates)
+            run = self._run(handlers.seed(self.model, key), latents, columns, 0)
             return total_of(record_terms(run, self.plate).values(), jnp.result_type(float))
 
     def prior_at(self, latents: Mapping[str, Any], key: Any) -> Float[Array, ""]:
         """Returns log p of all sites outside of the plate at global latents in their own supports."""
-        args, kwargs = self.layout.call(self.layout.made_up(ONE))
-        model = handlers.substitute(handlers.seed(self.model, key), data=dict(latents))
-        with numpyro_rules(), handlers.trace() as sites, _Rows(self.plate, 1, 0):
-            model(*args, **kwargs, **self.static)
+        with numpyro_rules():
+            run = self._run(handlers.seed(self.model, key), latents, self.layout.made_up(ONE), 0)
             total = jnp.zeros(())
-            for site in sites.values():
+            for site in run.sites.values():
                 if is_sample(site) and not is_inside(site, self.plate):
-                    total = total + jnp.sum(scaled_term(density_of(site), site, 1.0))
+                    total = total + log_density(site, 1.0)
             return total
 
     def global_latents(self, params: Mapping[str, Any], key: Any) -> dict[str, Any]:
@@ -179,30 +172,30 @@ class Guided:
                 return -jnp.sum(scaled_term(divergence, theirs, plate_scale))
         terms = jnp.zeros(())
         if ours is not None:
-            terms = terms + jnp.sum(scaled_term(density_of(ours), ours, plate_scale))
+            terms = terms + log_density(ours, plate_scale)
         if theirs is not None:
-            terms = terms - jnp.sum(scaled_term(density_of(theirs), theirs, plate_scale))
+            terms = terms - log_density(theirs, plate_scale)
         return terms
 
     def traces(
         self, params: Mapping[str, Any], key: Any, columns: list[Any], place: Any
-    ) -> tuple["Run", "Run"]:
+    ) -> tuple[Run, Run]:
         """Runs guide and model as ``Trace_ELBO`` does with the same key; returns (model, guide)."""
-        args, kwargs = self.layout.call(columns)
-        count = columns[0].shape[0]
         model_key, guide_key = jax.random.split(key)
-
-        def run(function: Any) -> Run:
-            watch = Watch()
-            substituted = handlers.substitute(function, data=dict(params))
-            with watch, handlers.trace() as sites, _Rows(self.plate, count, place):
-                substituted(*args, **kwargs, **self.static)
-            return Run(sites, watch.plates)
-
         with numpyro_rules():
-            guide = run(handlers.seed(self.guide, guide_key))
-            model = run(handlers.replay(handlers.seed(self.model, model_key), guide.sites))
+            guide = self._run(handlers.seed(self.guide, guide_key), params, columns, place)
+            replayed = handlers.replay(handlers.seed(self.model, model_key), guide.sites)
+            model = self._run(replayed, params, columns, place)
         return model, guide
+
+    def _run(self, function: Any, values: Mapping[str, Any], columns: list[Any], place: Any) -> Run:
+        args, kwargs = self.layout.call(columns)
+        watch = Watch()
+        substituted = handlers.substitute(function, data=dict(values))
+        rows = _Rows(self.plate, columns[0].shape[0], place)
+        with watch, handlers.trace() as sites, rows:
+            substituted(*args, **kwargs, **self.static)
+        return Run(sites, watch.plates)
 
 
 class _Rows(Messenger):  # type: ignore[misc]
@@ -222,16 +215,6 @@ class _Rows(Messenger):  # type: ignore[misc]
             key = message["kwargs"].get("rng_key")
             if message["value"] is None and key is not None:
                 message["kwargs"]["rng_key"] = jax.random.fold_in(key, self._place)
-
-
-def density_of(site: dict[str, Any]) -> Any:
-    if site["intermediates"]:
-        return site["fn"].log_prob(site["value"], site["intermediates"])
-    return site["fn"].log_prob(site["value"])
-
-
-def scaled_term(density: Any, site: dict[str, Any], plate_scale: float) -> Any:
-    return density if site["scale"] is None else density * (site["scale"] / plate_scale)
 
 
 def is_sample(site: Any) -> bool:

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.models.made_up import (
-    placeholder,
-)
+from fedvi.models.made_up import placeholder
 
 __all__ = ["Layout", "layout"]
 

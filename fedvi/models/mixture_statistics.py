@@ -16,7 +16,7 @@ from fedvi.expfam.dirichlet import DirichletEta, dirichlet
 from fedvi.expfam.matrices import from_triangle
 from fedvi.expfam.normal_wishart import NormalWishart, NormalWishartEta
 from fedvi.expfam.product import Product
-from fedvi.models.arguments import check_ridge
+from fedvi.models.arguments import check_positive, check_ridge
 from fedvi.models.capabilities import Arrays, Latents, Parameter
 from fedvi.models.forwards import numbered, points, shares
 from fedvi.typing import Eta
@@ -102,12 +102,7 @@ class GaussianMixture:
                 f"{sorted(set(map(len, self.start_means)))} numbers, expected {shape[0]} of {d}",
                 "leave them out, and they are drawn around `centre` by `seed`",
             )
-        positive = {"row_norm": (self.row_norm,), "scales": self.scales}
-        for name in ("concentration", "strength", "spread"):
-            positive[name] = (getattr(self, name),)
-        for name, values in positive.items():
-            if not all(0.0 < value < math.inf for value in values):
-                raise errors.ModelError(f"{name} is {values}, expected numbers above 0")
+        check_positive(self, "row_norm", "scales", "concentration", "strength", "spread")
         if not d - 1 < self._degrees < math.inf:
             raise errors.ModelError(f"degrees is {self.degrees}, expected more than {d - 1}")
         check_ridge(self)

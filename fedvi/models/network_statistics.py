@@ -238,22 +238,21 @@ class DiscreteNetwork:
                     continue
                 row = np.zeros(count, np.int64)
                 for parent in parents:
-                    row = row * self.levels[self.variables.index(parent)] + found[parent]
+                    row = row * self._levels_of(parent) + found[parent]
                 found[name] = levels_drawn(at[name][row], random)
         return {"levels": np.stack([found[name] for name in self.variables], axis=1)}
 
     def log_density(self, at: Arrays, records: Arrays) -> np.ndarray:
         """Returns log p(levels), [n]; tables that need a missing level add nothing, as in the fit."""
         levels = np.asarray(records["levels"], np.int64)
-        places = {name: index for index, name in enumerate(self.variables)}
         logs = np.zeros(len(levels))
         for name, parents in zip(self.variables, self.parents, strict=True):
-            own = levels[:, places[name]]
+            own = levels[:, self._place(name)]
             known, row = own >= 0, np.zeros_like(own)
             for parent in parents:
-                level = levels[:, places[parent]]
+                level = levels[:, self._place(parent)]
                 known &= level >= 0
-                row = row * self.levels[places[parent]] + np.maximum(level, 0)
+                row = row * self._levels_of(parent) + np.maximum(level, 0)
             logs += np.where(known, np.log(at[name][row, np.maximum(own, 0)]), 0.0)
         return logs
 

@@ -20,6 +20,7 @@ __all__ = [
     "SEED",
     "Run",
     "Watch",
+    "density_of",
     "global_terms",
     "is_bijectable",
     "is_factor",
@@ -27,10 +28,12 @@ __all__ = [
     "is_same",
     "kind_of",
     "learnt_as",
+    "log_density",
     "numpyro_rules",
     "plate_sizes",
     "record_terms",
     "run_with",
+    "scaled_term",
     "total_of",
     "transform_of",
 ]
@@ -102,7 +105,7 @@ def global_terms(run: Run, plate: str, unconstrained: Mapping[str, Array]) -> di
     for name, site in run.sites.items():
         if site["type"] != "sample" or is_inside(site, plate):
             continue
-        terms[name] = _log_density(site, 1.0)
+        terms[name] = log_density(site, 1.0)
         if name in unconstrained:
             value = unconstrained[name]
             jacobian = transform_of(site).log_abs_det_jacobian(value, site["value"])
@@ -114,17 +117,24 @@ def record_terms(run: Run, plate: str) -> dict[str, Any]:
     """The log density of each site inside the record plate."""
     size, subsample_size = run.plates[plate][0]
     return {
-        name: _log_density(site, size / subsample_size)
+        name: log_density(site, size / subsample_size)
         for name, site in run.sites.items()
         if site["type"] == "sample" and is_inside(site, plate)
     }
 
 
-def _log_density(site: dict[str, Any], plate_scale: float) -> Any:
-    density = site["fn"].log_prob(site["value"])
-    if site["scale"] is not None:
-        density = density * (site["scale"] / plate_scale)
-    return jnp.sum(density)
+def log_density(site: dict[str, Any], plate_scale: float) -> Any:
+    return jnp.sum(scaled_term(density_of(site), site, plate_scale))
+
+
+def density_of(site: dict[str, Any]) -> Any:
+    if site["intermediates"]:
+        return site["fn"].log_prob(site["value"], site["intermediates"])
+    return site["fn"].log_prob(site["value"])
+
+
+def scaled_term(density: Any, site: dict[str, Any], plate_scale: float) -> Any:
+    return density if site["scale"] is None else density * (site["scale"] / plate_scale)
 
 
 def total_of(terms: Any, dtype: Any) -> Array:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from fedvi import errors
 from fedvi.expfam.normal_gamma_rows import NormalGammaRows, NormalGammaRowsEta
 from fedvi.models.arguments import check_coefficients, check_positive, check_ridge
 from fedvi.models.capabilities import Arrays, Measure, Parameter
@@ -62,11 +61,9 @@ class UnknownNoise:
 
     def __post_init__(self) -> None:
         check_coefficients(self)
-        check_positive(self, "row_norm", "outcome_scale", "noise_scale", "noise_shape")
-        if not all(0.0 < scale < math.inf for scale in self.prior_scales):
-            raise errors.ModelError(
-                f"prior_scales are {self.prior_scales}, expected numbers above 0"
-            )
+        check_positive(
+            self, "row_norm", "outcome_scale", "noise_scale", "noise_shape", "prior_scales"
+        )
         check_ridge(self)
 
     @property

@@ -38,6 +38,7 @@ from fedvi.planning.topics import topic_outlook
 from fedvi.planning.widths import is_newton
 from fedvi.privacy import calibrate, events, mechanisms, sampling
 from fedvi.privacy.sums import of_messages
+from fedvi.report import tables
 from fedvi.study import factories, modelling
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import parse_study
@@ -108,14 +109,8 @@ class Outlook:
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
-        plain = dataclasses.asdict(self)
-        plain["numbers"] = self.numbers._asdict()
-        plain["modes"] = [
-            mode._asdict() | {"signal": mode.signal and mode.signal._asdict()}
-            for mode in self.modes
-        ]
-        plain["warnings"] = list(self.warnings)
-        return plain
+        found: dict[str, Any] = tables.plain(vars(self))
+        return found
 
 
 def outlook(assembly: Assembly) -> Outlook | None:
@@ -250,12 +245,9 @@ def _variance_of(part: Part, schema: Schema) -> float:
     if part.transform is not None or column is None:
         return math.nan
     if isinstance(column, Number):
-        low, high = column.bounds
         if column.whole:
             return math.nan
-        # Any other centre or scale is meant to standardise the column.
-        by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
-        return TYPICAL_SPREAD**2 if by_bounds else 1.0
+        return TYPICAL_SPREAD**2 if column.by_bounds else 1.0
     levels = 2 if isinstance(column, Binary) else max(2, len(column.levels))
     return (1.0 - 1.0 / levels) / levels  # for equally frequent levels
 

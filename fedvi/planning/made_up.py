@@ -169,10 +169,8 @@ def spread_of(column: Number, expected: Expected) -> tuple[float, float]:
     if column.whole:
         mean = middle / 2.0 + low / 2.0 if expected.mean is None else expected.mean
         return mean, math.sqrt(max(mean, 1.0)) if expected.sd is None else expected.sd
-    # Any other centre or scale is meant to standardise the column.
-    by_bounds = (column.center, column.scale) == (middle, half)
-    # And no number within bounds spreads by more than half their width.
-    sd = _SPREAD * half if by_bounds else min(column.scale, half)
+    # No number within bounds spreads by more than half their width.
+    sd = _SPREAD * half if column.by_bounds else min(column.scale, half)
     centre = min(max(column.center, low), high)
     return (
         centre if expected.mean is None else expected.mean,

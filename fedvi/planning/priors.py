@@ -10,7 +10,7 @@ from fedvi.planning.made_up import expected_of, is_known, spread_of
 from fedvi.report.contents import Z95
 from fedvi.study.build import Assembly
 from fedvi.study.round_numbers import round_below
-from fedvi.study.spec import shared_parts
+from fedvi.study.spec import regressions
 
 __all__ = ["Step", "quarrels", "steps"]
 
@@ -47,7 +47,7 @@ class Step(NamedTuple):
 
 def steps(assembly: Assembly) -> tuple[Step, ...]:
     """Returns a step for each number that is a term by itself, and for each binary column."""
-    ratio = bool(shared_parts.ratio(assembly.study))
+    ratio = bool(regressions.ratio(assembly.study.model.kind))
     found = []
     for name, sd, column in _alone(assembly):
         step, size, per = 1.0, sd, "1"
@@ -63,7 +63,7 @@ def steps(assembly: Assembly) -> tuple[Step, ...]:
 
 def quarrels(assembly: Assembly) -> tuple[str, ...]:
     """Returns conflicts between bounds, scales and the prior, with a remedy, one sentence each."""
-    said = []
+    said, ratio = [], regressions.ratio(assembly.study.model.kind)
     for name, sd, column in _alone(assembly):
         if not isinstance(column, Number) or column.whole:
             continue
@@ -83,11 +83,11 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
                 f"as {round_below(_SPREAD * (high - low)):g}"
             )
             continue
-        if shared_parts.ratio(assembly.study) and room < _LEAST_ROOM:
+        if ratio and room < _LEAST_ROOM:
             said.append(
                 f"data.schema.{name}: the prior hardly leaves room for an effect: {round_below(spread):g} "
-                f"more change the {shared_parts.ratio(assembly.study)} by a factor of {room:.2g} at most "
-                f"(95 %). One unit of the coefficient is {column.scale:g}: state scale = "
+                f"more change the {ratio} by a factor of {room:.2g} at most (95 %). "
+                f"One unit of the coefficient is {column.scale:g}: state scale = "
                 f"{round_below(spread):g}, or a wider prior.scale"
             )
         believed = expected_of(assembly, name)

@@ -20,7 +20,7 @@ from fedvi.privacy.spoken import Summary
 from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
-from fedvi.study.spec import shared_parts
+from fedvi.study.spec import regressions, shared_parts
 from fedvi.updates.base import Fold, LocalSolver, Standing
 from fedvi.updates.coordinates import Coordinates
 
@@ -192,7 +192,7 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
         )
         for name, unit, wide, narrow, before in values
     )
-    ratio = shared_parts.ratio(assembly.study)
+    ratio = regressions.ratio(assembly.study.model.kind)
     said = tuple(made_up.assumptions(assembly)), made_up.silent(assembly)
     return Widths(rows, records, ratio, *said, kept)
 

@@ -82,11 +82,7 @@ def inference_data(
         for group, values in groups.items()
         if values
     }
-    is_tree = int(str(arviz.__version__).split(".")[0]) >= 1
-    data = arviz.from_dict(chains) if is_tree else arviz.from_dict(**chains)
-    stated = _stated(svi)
-    data.attrs = {**data.attrs, **stated}
-    data["posterior"].attrs.update(stated)
+    data = _made(arviz, chains, _stated(svi))
     for group in ("posterior_predictive", "prior_predictive"):
         if group in chains:
             data[group].attrs["privacy_note"] = _RECORDS
@@ -118,6 +114,10 @@ def from_draws(
         "dims": {name: [axis for axis, _ in each] for name, each in axes.items()},
     }
     chains = {"posterior": {name: np.asarray(value)[None] for name, value in values.items()}}
+    return _made(arviz, chains, attributes, **named)
+
+
+def _made(arviz: Any, chains: Any, attributes: Mapping[str, Any], **named: Any) -> Any:
     is_tree = int(str(arviz.__version__).split(".")[0]) >= 1
     data = arviz.from_dict(chains, **named) if is_tree else arviz.from_dict(**chains, **named)
     data.attrs = {**data.attrs, **attributes}

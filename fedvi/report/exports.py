@@ -139,11 +139,7 @@ def _digest(content: bytes) -> str:
 
 
 def _check_own(path: Path, known: Collection[str]) -> None:
-    """Refuses to replace what somebody else wrote, or changed.
-
-    Raises:
-      ConfigError: the file is there, and is none of those with these digests.
-    """
+    """Refuses to replace what somebody else wrote, or changed."""
     if path.exists() and _digest(path.read_bytes()) not in known:
         raise errors.ConfigError(
             f"{path} is not as `fedvi report` left it, and is not overwritten",

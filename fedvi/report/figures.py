@@ -242,7 +242,7 @@ def spending(rows: Sequence[Spending]) -> Figure:
         budget = f", promised {row.promised:g}" if row.promised is not None else ""
         count = row.releases[-1] if row.releases else 0
         said.append(
-            f"{_sites(row.sites)}, {relation_words(row.relation)}: {tables.bound(last)} after "
+            f"{_sites(row.sites)}, {tables.relation_words(row.relation)}: {tables.bound(last)} after "
             f"{_counted(count, 'release')}{budget}"
         )
     return Figure(as_svg(saved), f"Epsilon over releases. {'; '.join(said)}.")
@@ -327,15 +327,6 @@ def reliability(groups: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(as_svg(saved), f"Calibration by groups of the predicted probability: {said}.")
 
 
-def relation_words(relation: str) -> str:
-    """Writes a relation in readable form.
-
-    >>> relation_words("add_remove")
-    'add/remove'
-    """
-    return relation.replace("_", "/")
-
-
 def _forest_panel(axes: Any, rows: Sequence[Coefficient]) -> None:
     """Draws the intervals of some coefficients."""
     places = range(len(rows))
@@ -383,7 +374,7 @@ def _spending_panel(panel: Any, rows: Sequence[Spending]) -> None:
         )
         top = max(top, promised[0])
     panel.set_ylim(0.0, 1.18 * top if top > 0.0 else 1.0)
-    panel.set(xlabel="releases of a site", title=relation_words(rows[0].relation))
+    panel.set(xlabel="releases of a site", title=tables.relation_words(rows[0].relation))
     whole_numbers(panel.xaxis)
 
 

@@ -53,7 +53,12 @@ class Front(NamedTuple):
 def front(contents: Contents) -> Front:
     """Lays out the first page."""
     ratio = contents.ratio if contents.gaussian else ""
-    effects = [row for row in contents.coefficients if _is_effect(row, ratio)]
+    # Those that are compared with no effect, and can be interpreted by themselves.
+    effects = [
+        row
+        for row in contents.coefficients
+        if is_effect(row.name) and (not ratio or row.ratio is not None)
+    ]
     effects = effects if contents.gaussian and contents.outcome else []
     clear = [row for row in effects if _is_clear(contents, row)]
     clear.sort(key=lambda row: row.name in contents.by_chance)
@@ -78,18 +83,9 @@ def front(contents: Contents) -> Front:
         figure,
         tuple(_reading(contents, ratio, shown, len(effects) - len(shown))) if shown else (),
         tuple(_privacy(contents)),
-        0 < len(shown) == len(contents.coefficients) - _apart(contents),
+        # Intercepts are not compared with anything.
+        0 < len(shown) == sum(not row.name.endswith(INTERCEPT) for row in contents.coefficients),
     )
-
-
-def _apart(contents: Contents) -> int:
-    """Counts intercepts, which are not compared with anything."""
-    return sum(row.name.endswith(INTERCEPT) for row in contents.coefficients)
-
-
-def _is_effect(row: Coefficient, ratio: str) -> bool:
-    """Whether a coefficient is compared with no effect, and can be interpreted by itself."""
-    return is_effect(row.name) and (not ratio or row.ratio is not None)
 
 
 def _is_clear(contents: Contents, row: Coefficient) -> bool:
@@ -191,7 +187,7 @@ def _privacy(contents: Contents) -> Iterator[str]:
     )
     figured = [
         f"ε = {tables.bound(claim.epsilon)} at δ = {tables.bound(claim.delta)} under "
-        + figures.relation_words(claim.relation)
+        + tables.relation_words(claim.relation)
         + ("" if claim.promised is None else f", where the study allows {claim.promised:g}")
         for claim in own
     ]
@@ -212,6 +208,6 @@ def _privacy(contents: Contents) -> Iterator[str]:
         yield (
             "These figures are for a person who is at every site, since the study does not declare that "
             "nobody is. For a person at one site, ε is at most "
-            f"{tables.bound(most.epsilon)} under {figures.relation_words(most.relation)}, where the study "
+            f"{tables.bound(most.epsilon)} under {tables.relation_words(most.relation)}, where the study "
             f"allows {most.promised:g}."
         )

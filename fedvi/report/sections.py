@@ -12,6 +12,7 @@ from fedvi.report.contents import Coefficient, Contents, Topic
 from fedvi.report.wording import (
     as_sentence,
     cells_of,
+    claim_in_words,
     last_move_in_words,
     last_of,
     membership_in_words,
@@ -133,7 +134,7 @@ def in_short(contents: Contents) -> tuple[tuple[str, str], ...]:
         where = f"{at} of the {len(contents.sites)} sites" if several else together.site
         found += [
             (
-                f"privacy, {figures.relation_words(claim.relation)}",
+                f"privacy, {tables.relation_words(claim.relation)}",
                 f"ε {tables.bound(claim.epsilon)} at δ {tables.bound(claim.delta)} for one "
                 f"{together.unit} at {where}, view {claim.view}",
             )
@@ -488,7 +489,7 @@ def _privacy(contents: Contents) -> Section:
         cells.append(tables.bound(next((delta for _, _, delta in site.stated), None)))
         rows.append(tuple(cells))
     names = ["site", "releases"]
-    for relation in map(figures.relation_words, relations):
+    for relation in map(tables.relation_words, relations):
         names += [f"ε {relation}, reserved", f"ε {relation}, stated"]
     # The two differ where a run stopped before its last round.
     reserved, stated_ = range(2, len(names), 2), range(3, len(names), 2)
@@ -505,13 +506,11 @@ def _privacy(contents: Contents) -> Section:
     if promised is not None:
         notes.append(
             f"the limit of each site is ε ≤ {promised.promised:g} under "
-            f"{figures.relation_words(promised.relation)}"
+            f"{tables.relation_words(promised.relation)}"
         )
     if contents.consortium is not None:
         notes += [
-            f"for {contents.consortium.site} together: ε {tables.bound(claim.epsilon)} at δ "
-            f"{tables.bound(claim.delta)} under {figures.relation_words(claim.relation)}, view "
-            f"{claim.view}"
+            f"for {contents.consortium.site} together: {claim_in_words(claim)}"
             for claim in contents.consortium.claims
         ]
         own = {line for one in contents.statements for line in one.excluded}

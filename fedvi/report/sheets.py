@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from fedvi.privacy.statement import guessed
-from fedvi.report import figures, tables
+from fedvi.report import tables
 from fedvi.report.contents import Contents, Statement
 from fedvi.report.sections import Table
 from fedvi.report.wording import percent_up, right_guesses
@@ -146,7 +146,7 @@ def _claims(statement: Statement) -> Table:
     )
     rows = tuple(
         (
-            figures.relation_words(claim.relation),
+            tables.relation_words(claim.relation),
             *((claim.view,) if several else ()),
             claim.neighbours,
             tables.bound(claim.epsilon),

@@ -43,6 +43,7 @@ __all__ = [
     "print_json",
     "privacy_table",
     "ratio_notes",
+    "relation_words",
     "say",
     "say_facts",
     "share",
@@ -264,6 +265,15 @@ def bound(value: float | None, digits: int = 4) -> str:
     ('0.4712', '0.25', '∞')
     """
     return number(value, digits) if value is None else up(value, digits)
+
+
+def relation_words(relation: str) -> str:
+    """Writes a relation in readable form.
+
+    >>> relation_words("add_remove")
+    'add/remove'
+    """
+    return relation.replace("_", "/")
 
 
 def share(value: float | None) -> str:

@@ -2,14 +2,17 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from fedvi.report import tables
 from fedvi.report.canvas import MOST_ROWS
-from fedvi.report.contents import Coefficient, Contents, Round
+from fedvi.report.contents import Claimed, Coefficient, Contents, Round
 
 __all__ = [
+    "as_row",
     "as_sentence",
     "cells_of",
+    "claim_in_words",
     "furthest",
     "last_move_in_words",
     "last_of",
@@ -50,10 +53,25 @@ def right_guesses(share: float) -> str:
     return f"at most {percent_up(share)} of the guesses are right"
 
 
+def as_row(row: Coefficient, ratio: str) -> dict[str, Any]:
+    """Returns a coefficient as plain values, its ratio named as tables do."""
+    values = row._asdict()
+    if ratio:
+        values[f"{ratio}_ratio"] = row.ratio
+        values |= {
+            f"{ratio}_{what}": values[f"ratio_{what}"] for what in ("lower", "upper", "note")
+        }
+    return values
+
+
 def cells_of(row: Coefficient, ratio: str) -> list[str]:
-    named = {f"{ratio}_ratio": row.ratio}
-    named |= {f"{ratio}_lower": row.ratio_lower, f"{ratio}_upper": row.ratio_upper}
-    return tables.coefficient_cells({**row._asdict(), **named}, ratio)
+    return tables.coefficient_cells(as_row(row, ratio), ratio)
+
+
+def claim_in_words(claim: Claimed) -> str:
+    relation = tables.relation_words(claim.relation)
+    price = f"ε {tables.bound(claim.epsilon)} at δ {tables.bound(claim.delta)}"
+    return f"{price} under {relation}, view {claim.view}"
 
 
 def moments_in_words(contents: Contents, row: Coefficient) -> tuple[str, str]:

@@ -29,7 +29,6 @@ from fedvi.results.held_out import HeldOut
 from fedvi.results.scores import (
     Classes,
     Numbers,
-    area,
     area_under_curve,
     groups_of,
     summary,
@@ -165,7 +164,11 @@ def evaluate(
       DataError: there is no record that counts.
       ModelError: the outcome is binary or has levels, and a NumPyro model's law is a density.
     """
-    _check_gaussian(assembly.family)
+    if not isinstance(assembly.family, Gaussian):
+        raise errors.ConfigError(
+            f"family is {type(assembly.family).__name__}, expected a Gaussian",
+            "predictions are averaged over a Gaussian q",
+        )
     if draws < 2:
         raise errors.ConfigError(f"draws is {draws}, expected 2 or more", "1000 are a good start")
     source = records.flat()
@@ -355,7 +358,7 @@ def _classes(predictive: _Predictive, records: Records, levels: int) -> Classes:
     return Classes(
         accuracy=float((chosen == labels).mean()),
         majority=float(hit.mean(axis=0).max()),
-        auc=area_under_curve(score, came_true) if levels == 2 else None,
+        auc=area_under_curve(score, came_true, ~came_true) if levels == 2 else None,
         brier=brier,
         calibration_error=off / len(labels),
         groups=groups,
@@ -430,7 +433,7 @@ def _trials(predictive: _Predictive, records: Records) -> tuple[Classes | None, 
     classes = Classes(
         accuracy=float(np.where(chosen, events, others).sum() / count),
         majority=float(max(events.sum(), others.sum()) / count),
-        auc=area(chance, events, others),
+        auc=area_under_curve(chance, events, others),
         brier=float((events * (1.0 - chance) ** 2 + others * chance**2).sum() / count),
         calibration_error=off / count,
         groups=groups,
@@ -516,11 +519,3 @@ def _unit_of_density(assembly: Assembly, drawn: tuple[_Law, ...] | None) -> tupl
         columns = tuple(law.outcome.column for law in drawn if law.is_density)
     scales = [float(getattr(assembly.schema.get(name), "scale", 1.0)) for name in columns]
     return "file" if columns else "", math.fsum(map(math.log, scales))
-
-
-def _check_gaussian(family: Any) -> None:
-    if not isinstance(family, Gaussian):
-        raise errors.ConfigError(
-            f"family is {type(family).__name__}, expected a Gaussian",
-            "predictions are averaged over a Gaussian q",
-        )

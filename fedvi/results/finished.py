@@ -103,7 +103,8 @@ def read(folder: Path) -> Finished:
         books = report_ledgers.read(found.ledgers, assembly.clients, found.digests, heads)
         claims, basis = _claims(assembly, books, result, "ledger"), _FROM_LEDGERS
     else:
-        books = _planned(assembly)
+        # Of initial ledgers the price is that of the study's largest plan.
+        books = {name: ledger.open_ledger(assembly.header(name)) for name in assembly.clients}
         claims, basis = _claims(assembly, books, result, "plan"), _BY_WORD
     # Every ledger's mark is kept, whatever the posterior's file has.
     marks = (kept.mark, *(book.header.mark for book in books.values()))
@@ -125,11 +126,6 @@ def origin(run: Finished) -> dict[str, Any]:
     }
 
 
-def _planned(assembly: Assembly) -> dict[str, Ledger]:
-    """Returns every client's initial ledger, whose price is that of the study's largest plan."""
-    return {name: ledger.open_ledger(assembly.header(name)) for name in assembly.clients}
-
-
 def _claims(
     assembly: Assembly, books: Mapping[str, Ledger], result: Mapping[str, Any], source: str
 ) -> tuple[Mapping[str, Any], ...]:
@@ -142,10 +138,6 @@ def _claims(
     each = report_ledgers.claims_of(books, more, told, source)
     joined = report_ledgers.joined(each, assembly.study.privacy.disjoint)
     report_ledgers.check_consortium(result.get("consortium", ()), joined, f"{source}s")
-    return tuple(_plain(claim, made=source == "ledger") for claim in joined)
-
-
-def _plain(claim: statement.Claim, made: bool) -> Mapping[str, Any]:
-    """Returns a claim as plain values; for a plan, the number of releases is unknown."""
-    values = statement.as_dict(claim)
-    return values if made else {**values, "releases": None}
+    # For a plan, the number of releases is unknown.
+    unknown = {} if source == "ledger" else {"releases": None}
+    return tuple(statement.as_dict(claim) | unknown for claim in joined)

@@ -23,12 +23,14 @@ __all__ = [
     "IMPROPER",
     "PROJECTED",
     "Influence",
-    "alone",
     "as_rows",
     "influence",
-    "left_out",
+    "refolded",
     "trace_noise",
 ]
+
+Told = Callable[[str], tuple[np.ndarray, np.ndarray] | None]
+"""Client → two arrays [D], or None where nothing can be said of it."""
 
 # Threshold in sds of the noise in the sum of all precisions.
 _CLEAR = 4.0
@@ -70,9 +72,9 @@ def influence(
     factors: Mapping[str, Eta],
     clients: Sequence[str],
     cleaned: bool,
-    without: Callable[[str], tuple[np.ndarray, np.ndarray] | None] | None = None,
+    without: Told | None = None,
     trace_sd: float = 0.0,
-    own: Callable[[str], tuple[np.ndarray, np.ndarray] | None] | None = None,
+    own: Told | None = None,
 ) -> tuple[Influence, ...] | None:
     """Computes each client's contribution: q without client m is q / t_m, η − η_m.
 
@@ -86,12 +88,12 @@ def influence(
       clients: whose influence is wanted.
       cleaned: whether the posterior is made from noisy factors by ``LocalSolver.stand``. Then shares are
         of the last factors, and shifts come from ``without``.
-      without: client → (mean without it − mean with it, sd), [D] both, or None; see ``left_out``. If
+      without: client → (mean without it − mean with it, sd), [D] both, or None; see ``refolded``. If
         omitted where ``cleaned``, there are no shifts, since that rule's posterior without a client is
         not q divided by the client's factor.
       trace_sd: sd of the noise in each tr(J_0⁻¹J_m), see ``trace_noise``. Shares are given if their sum
         is at least four sds of its noise: with n clients, a share then has an sd of about 1/(4√n) at most.
-      own: client → mean and sd of its own factor with the prior, from ``alone``; needed where
+      own: client → mean and sd of its own factor with the prior, from ``refolded``; needed where
         ``cleaned``.
 
     Source: the factors' precisions add up; to first order in a client's factor for the shifts.
@@ -173,21 +175,24 @@ def trace_noise(stand: Any, prior: Any, coordinates: Coordinates | None) -> floa
     return entry * float(np.linalg.norm(np.linalg.inv(at.J)))
 
 
-def left_out(
+def refolded(
     family: Any,
     stand: Callable[[Any, Fold, Standing | None], Standing],
     prior: Eta,
     factors: Mapping[str, Eta],
     standing: Standing | None,
     history: Sequence[Update],
-) -> Callable[[str], tuple[np.ndarray, np.ndarray] | None]:
-    """Returns client → the shift of the mean without it, and the sds of the posterior; [D] both.
+) -> tuple[Told, Told]:
+    """Returns ``without`` and ``own`` of ``influence``, where ``stand`` makes the posterior.
 
-    The shift is the server's rule applied to the others' last factors, as `fedvi remove` would at the
+    Without a client: the server's rule applied to the others' last factors, as `fedvi remove` would at the
     end, minus the same rule applied to all factors. Both start from what was last handed out, since
     earlier factors of a mean over folds are not kept, and both have the same noise of the others. To
     first order: the others answered posteriors that depended on this client, and the client's own last
-    noise is in the shift.
+    noise is in the shift. None if no other client answered.
+
+    Its own: the rule applied to its factor alone. Its last answer depended on a posterior that included
+    the others; without them it would differ. None for a client that never answered.
 
     Args:
       family: of q.
@@ -197,74 +202,39 @@ def left_out(
       standing: of the last fold; None if no client answered.
       history: all folds.
     """
-    answered = _answered(history)
+    removed = {name for update in history for name in update.removed}
+    answered = {name for update in history for name in update.clients} - removed - {PRIOR}
 
-    def mean_of(clients: set[str]) -> np.ndarray:
-        found = _folded(family, stand, prior, factors, standing, history, clients)
-        return np.asarray(family.moments(found.reported)[0])
+    def moments(clients: set[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Returns mean and sd of the server's posterior from the last factors of some clients."""
+        assert standing is not None
+        counts = (
+            update.damping**2 * len(clients.intersection(update.clients)) for update in history
+        )
+        own = {name: factors[name] for name in sorted(clients)}
+        known = tree.total((factors[name] for name in (PRIOR,) if name in factors), prior)
+        # As if all had answered in this fold, since a standing over several folds takes shorter steps.
+        unit = np.eye(family.size)
+        asked = {
+            name: family.from_moments(site.J, unit)
+            for name, site in standing.sites.items()
+            if name in clients
+        }
+        fold = Fold(prior, known, tree.total(own.values(), known), own, asked, 1.0)
+        found = stand(family, fold, anew(standing, clients, sum(counts)))
+        mean, sd = family.moments(found.reported)
+        return np.asarray(mean), np.asarray(sd)
 
-    def moved(name: str) -> tuple[np.ndarray, np.ndarray] | None:
+    def without(name: str) -> tuple[np.ndarray, np.ndarray] | None:
         others = answered - {name}
         if standing is None or not others:
             return None
         sd = np.asarray(family.moments(standing.reported)[1])
         if name not in answered:
             return np.zeros_like(sd), sd
-        return mean_of(others) - mean_of(answered), sd
+        return moments(others)[0] - moments(answered)[0], sd
 
-    return moved
+    def own(name: str) -> tuple[np.ndarray, np.ndarray] | None:
+        return None if standing is None or name not in answered else moments({name})
 
-
-def alone(
-    family: Any,
-    stand: Callable[[Any, Fold, Standing | None], Standing],
-    prior: Eta,
-    factors: Mapping[str, Eta],
-    standing: Standing | None,
-    history: Sequence[Update],
-) -> Callable[[str], tuple[np.ndarray, np.ndarray] | None]:
-    """Returns client → mean and sd, [D] each, of the rule of ``left_out`` applied to its factor alone.
-
-    Its last answer depended on a posterior that included the others; without them it would differ. None
-    for a client that never answered.
-    """
-    answered = _answered(history)
-
-    def of(name: str) -> tuple[np.ndarray, np.ndarray] | None:
-        if standing is None or name not in answered:
-            return None
-        found = _folded(family, stand, prior, factors, standing, history, {name})
-        mean, sd = family.moments(found.reported)
-        return np.asarray(mean), np.asarray(sd)
-
-    return of
-
-
-def _answered(history: Sequence[Update]) -> set[str]:
-    removed = {name for update in history for name in update.removed}
-    return {name for update in history for name in update.clients} - removed - {PRIOR}
-
-
-def _folded(
-    family: Any,
-    stand: Callable[[Any, Fold, Standing | None], Standing],
-    prior: Eta,
-    factors: Mapping[str, Eta],
-    standing: Standing | None,
-    history: Sequence[Update],
-    clients: set[str],
-) -> Standing:
-    """Returns the server's posterior from the last factors of some clients."""
-    assert standing is not None
-    counts = (update.damping**2 * len(clients.intersection(update.clients)) for update in history)
-    own = {name: factors[name] for name in sorted(clients)}
-    known = tree.total((factors[name] for name in (PRIOR,) if name in factors), prior)
-    # As if all had answered in this fold, since a standing over several folds takes shorter steps.
-    unit = np.eye(family.size)
-    asked = {
-        name: family.from_moments(site.J, unit)
-        for name, site in standing.sites.items()
-        if name in clients
-    }
-    fold = Fold(prior, known, tree.total(own.values(), known), own, asked, 1.0)
-    return stand(family, fold, anew(standing, clients, sum(counts)))
+    return without, own

@@ -14,11 +14,11 @@ from fedvi import errors
 from fedvi.report.tables import plain
 from fedvi.typing import Eta
 
-__all__ = ["DAMAGED", "Kept", "read", "write", "write_json"]
+__all__ = ["Kept", "arrays", "read", "write", "write_json"]
 
 
 # Errors from reading a file that is truncated, or not a .npz.
-DAMAGED = (
+_DAMAGED = (
     OSError,
     EOFError,
     KeyError,
@@ -70,6 +70,22 @@ def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark:
     write_json(folder / "posterior.json", plain(values))
 
 
+def arrays(path: Path, names: Sequence[str], what: str = "posterior") -> dict[str, np.ndarray]:
+    """Reads these arrays of a posterior's file.
+
+    Raises:
+      ConfigError: the file cannot be read, or lacks one.
+    """
+    try:
+        # Opened here, since NumPy leaves a damaged file open.
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            return {name: file[name] for name in names}
+    except _DAMAGED as error:
+        raise errors.ConfigError(
+            f"no {what} can be read at {path}: {error}", "has the run ended?"
+        ) from error
+
+
 def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
     """Reads back what ``write`` kept, of any family.
 
@@ -82,15 +98,7 @@ def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
       ConfigError: the file cannot be read, is of another study, or its q is improper.
     """
     expected = _fields(family.zeros())
-    try:
-        # Opened here, since NumPy leaves a damaged file open.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            kept = {name: file[name] for name in ("names", "mark", *expected)}
-    except DAMAGED as error:
-        raise errors.ConfigError(
-            f"no posterior of a {type(family).__name__} can be read at {path}: {error}",
-            "has the run ended?",
-        ) from error
+    kept = arrays(path, ("names", "mark", *expected), f"posterior of a {type(family).__name__}")
     found = [str(name) for name in np.atleast_1d(kept["names"]).tolist()]
     if found != list(names):
         raise errors.ConfigError(

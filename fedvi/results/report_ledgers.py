@@ -292,6 +292,8 @@ def _stated(header: ledger.Header, claims: Sequence[Claim], each: bool) -> State
     def lines(field: str) -> tuple[str, ...]:
         return tuple(dict.fromkeys(line for claim in claims for line in getattr(claim, field)))
 
+    own = header.relation, header.view
+
     return Statement(
         site="",
         protected=header.protected and bool(claims),
@@ -305,7 +307,7 @@ def _stated(header: ledger.Header, claims: Sequence[Claim], each: bool) -> State
                 neighbours=statement.neighbours(claim.relation, claim.unit),
                 epsilon=claim.epsilon,
                 delta=claim.delta,
-                promised=header.epsilon if each and _is_promised(header, claim) else None,
+                promised=header.epsilon if each and (claim.relation, claim.view) == own else None,
                 parts=_parts(claim),
                 right=claim.right or statement.right_guess(claim.epsilon, claim.delta),
                 by_epsilon=statement.right_guess(claim.epsilon, claim.delta),
@@ -324,10 +326,6 @@ def _stated(header: ledger.Header, claims: Sequence[Claim], each: bool) -> State
     )
 
 
-def _is_promised(header: ledger.Header, claim: Claim) -> bool:
-    return (claim.relation, claim.view) == (header.relation, header.view)
-
-
 def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
     header = book.header
     if not header.protected:
@@ -342,15 +340,12 @@ def _facts(study: Study, book: Ledger) -> tuple[tuple[str, str], ...]:
     whole = made == header.planned
     if header.planned is not None:
         more = "; each was charged, also one that was lost" if whole else ""
-        found.append(("answers allowed", _worded(header.planned, header.unit) + more))
+        said = f"its sd, as a multiple of the most that one {header.unit} can add{more}"
+        found.append(("answers allowed", f"{ledger_files.words(header.planned)}: {said}"))
     if not whole:
         charged = ledger_files.words(made) if ledger.reservations(book) else "none"
         found.append(("answers charged", charged))
     return tuple(found)
-
-
-def _worded(event: events.Event, unit: str) -> str:
-    return f"{ledger_files.words(event)}: its sd, as a multiple of the most that one {unit} can add"
 
 
 def _parts(claim: Claim) -> tuple[tuple[str, float], ...]:

@@ -6,7 +6,7 @@ Reads only the run's releases and its ledgers, never a record: everything here m
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from fedvi.run.server_plan import ServerPlan
 from fedvi.server.store import schema
 from fedvi.study import remarks
 from fedvi.study.config import Study
-from fedvi.study.spec import conjugates, shared_parts
+from fedvi.study.spec import conjugates, regressions, shared_parts
 from fedvi.study.spec.coefficients import (
     MOST,
     Reading,
@@ -125,8 +125,8 @@ def gather(
     if pooled:
         coefficients = _with_pooled(coefficients, result)
     people = {row.name: row.shown for row in coefficients}
-    kept = _kept(run, coefficients)
-    family = shared_parts.family(study, len(kept.names))
+    means = _means(run, coefficients)
+    family = shared_parts.family(study, len(means))
     factors, influence_note = _influence(run, folder)
     verdict = _verdict(run)
     found = Contents(
@@ -141,10 +141,10 @@ def gather(
         mark=_mark(result, books),
         warnings=(*([_POOLED] if pooled else []), *_warnings(run, books)),
         gaussian=isinstance(family, Gaussian),
-        ratio=shared_parts.ratio(study),
-        size=len(kept.names),
+        ratio=regressions.ratio(study.model.kind),
+        size=len(means),
         coefficients=coefficients,
-        topics=_topics(study, kept, vocabulary),
+        topics=_topics(study, means, vocabulary),
         remarks=tuple(_remarks(study, family, result["coefficients"])),
         prior_note=prior_note,
         rounds_planned=_whole(study.schedule.arguments.get("rounds")),
@@ -264,7 +264,7 @@ def _remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> li
 
 def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
     """Returns the posterior's rows, and why they have no prior beside them."""
-    rows, ratio = run.result["coefficients"], shared_parts.ratio(run.study)
+    rows, ratio = run.result["coefficients"], regressions.ratio(run.study.model.kind)
     prior, note = _prior(run, len(rows))
     names = [str(row["name"]) for row in rows]
     read = readings(run.study, names)
@@ -286,11 +286,7 @@ def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
 
 
 def _with_pooled(rows: Sequence[Coefficient], result: Mapping[str, Any]) -> tuple[Coefficient, ...]:
-    """Puts the pooled, non-private fit beside the posterior.
-
-    Raises:
-      ConfigError: the run has none.
-    """
+    """Puts the pooled, non-private fit beside the posterior."""
     if "pooled" not in result:
         raise errors.ConfigError(
             "--pooled is given, and the run holds no pooled fit",
@@ -338,34 +334,16 @@ def _prior(run: RunFolder, count: int) -> tuple[tuple[list[float], list[float]] 
     return (mean[:count].tolist(), sd[:count].tolist()), ""
 
 
-class _Kept(NamedTuple):
-    """Contents of the posterior's file: names, means and sds of all coordinates."""
-
-    names: list[str]
-    mean: np.ndarray
-    sd: np.ndarray
-
-
-def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
-    """Reads the posterior's file, which must match the result.
-
-    Raises:
-      ConfigError: it does not.
-    """
+def _means(run: RunFolder, coefficients: Sequence[Coefficient]) -> np.ndarray:
+    """Reads the means of all coordinates from the posterior's file, which must match the result."""
     path = run.posterior
-    try:
-        # Opened here, since NumPy leaves a damaged file open.
-        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            names, mean, sd = file["names"].tolist(), file["mean"], file["sd"]
-    except posteriors.DAMAGED as error:
-        raise errors.ConfigError(
-            f"no posterior can be read at {path}: {error}", "has the run ended?"
-        ) from error
-    ratio, units = shared_parts.ratio(run.study), [row.unit for row in coefficients]
+    found = posteriors.arrays(path, ("names", "mean", "sd"))
+    names, mean, sd = map(np.atleast_1d, found.values())
+    ratio, units = regressions.ratio(run.study.model.kind), [row.unit for row in coefficients]
     read = readings(run.study, [row.name for row in coefficients])
     kept = []
     if len(units) == min(len(names), MOST):
-        kept = of_moments(mean, sd, names[:MOST], units, run.study)
+        kept = of_moments(mean, sd, names[:MOST].tolist(), units, run.study)
     # Compared as text, so that NaN equals itself.
     if repr([_row(row, ratio, how) for row, how in zip(kept, read, strict=False)]) != repr(
         [Coefficient(*row[:9], ratio_note=row.ratio_note) for row in coefficients]
@@ -374,15 +352,11 @@ def _kept(run: RunFolder, coefficients: Sequence[Coefficient]) -> _Kept:
             f"{path} is not the posterior that result.json lists",
             "the folder holds files of two runs",
         )
-    return _Kept(names, mean, sd)
+    return mean
 
 
-def _topics(study: Study, kept: _Kept, vocabulary: Sequence[str] | None) -> tuple[Topic, ...]:
-    """Returns each topic's most probable words; empty unless the model has topics.
-
-    Raises:
-      ConfigError: the vocabulary is not the model's.
-    """
+def _topics(study: Study, means: np.ndarray, vocabulary: Sequence[str] | None) -> tuple[Topic, ...]:
+    """Returns each topic's most probable words; empty unless the model has topics."""
     model = conjugates.model_of(study)
     if not isinstance(model, Topics):
         if vocabulary is not None:
@@ -401,7 +375,7 @@ def _topics(study: Study, kept: _Kept, vocabulary: Sequence[str] | None) -> tupl
             )
         words = list(vocabulary)
     found = []
-    for number, shares in enumerate(kept.mean.reshape(model.topics, model.vocabulary)):
+    for number, shares in enumerate(means.reshape(model.topics, model.vocabulary)):
         best = np.argsort(-shares, kind="stable")[:_MOST_WORDS]
         told = tuple(float(shares[word]) for word in best)
         found.append(Topic(f"topic {number}", tuple(words[word] for word in best), told))

@@ -7,7 +7,7 @@ import numpy as np
 
 from fedvi.expfam.base import is_full
 from fedvi.results import verdict as verdicts
-from fedvi.results.influence import alone, as_rows, influence, left_out, trace_noise
+from fedvi.results.influence import as_rows, influence, refolded, trace_noise
 from fedvi.results.verdict import Verdict
 from fedvi.run.server_plan import ServerPlan
 from fedvi.server.core import protocol
@@ -114,8 +114,9 @@ def influence_rows(run: RunRecord) -> list[dict[str, Any]] | None:
         return None
     without, own = None, None
     if run.stand is not None:
-        told = (run.family, run.stand, run.prior, run.factors, run.standing)
-        without, own = left_out(*told, run.history), alone(*told, run.history)
+        without, own = refolded(
+            *(run.family, run.stand, run.prior, run.factors, run.standing, run.history)
+        )
     found = influence(
         run.family,
         run.prior,

@@ -9,7 +9,6 @@ __all__ = [
     "Classes",
     "Group",
     "Numbers",
-    "area",
     "area_under_curve",
     "groups_of",
     "summary",
@@ -72,19 +71,17 @@ class Numbers(NamedTuple):
     coverage_95: float
 
 
-def area_under_curve(score: np.ndarray, positive: np.ndarray) -> float | None:
+def area_under_curve(
+    score: np.ndarray, positives: np.ndarray, negatives: np.ndarray
+) -> float | None:
     """Returns the probability that a positive scores higher than a negative; ties count one half.
 
-    The rank formula of Mann and Whitney. None if all or none are positive.
+    The rank formula of Mann and Whitney, for [n] counts at each score. None if all or none are positive.
 
-    >>> area_under_curve(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
+    >>> positive = np.array([False, False, True, True])
+    >>> area_under_curve(np.array([0.1, 0.4, 0.4, 0.8]), positive, ~positive)
     0.875
     """
-    return area(score, positive.astype(np.float64), (~positive).astype(np.float64))
-
-
-def area(score: np.ndarray, positives: np.ndarray, negatives: np.ndarray) -> float | None:
-    """Like ``area_under_curve``, with [n] counts of positives and negatives at each score."""
     values, place = np.unique(score, return_inverse=True)
     won, lost = (np.bincount(place, each, len(values)) for each in (positives, negatives))
     pairs = won.sum() * lost.sum()

@@ -14,7 +14,7 @@ from fedvi.results import verdict as verdicts
 from fedvi.results.verdict import Verdict
 from fedvi.run import simulate as running
 from fedvi.run.simulate import Result
-from fedvi.study.spec import shared_parts
+from fedvi.study.spec import regressions
 
 __all__ = ["Simulation", "simulate"]
 
@@ -41,7 +41,7 @@ class Simulation(Speaks, Result):
     def summary(self) -> Summary:
         """Returns the verdict, the coefficients, and each client's privacy cost."""
         study = self.assembly.study
-        ratio, rows = shared_parts.ratio(study), outcome.record(self).rows()
+        ratio, rows = regressions.ratio(study.model.kind), outcome.record(self).rows()
         shown = rows[:_MOST_SHOWN]
         units = any(row["unit"] for row in shown)
         names = ("coefficient", *(("unit",) if units else ()), "mean", "sd", "95 % interval")
@@ -67,7 +67,12 @@ class Simulation(Speaks, Result):
             for row in outcome.privacy_rows(self)[:_MOST_SHOWN]
         ]
         relations = sorted(outcome.privacy_rows(self)[0]["epsilon"])
-        heads = ("client", "releases", *(f"ε {name.replace('_', '/')}" for name in relations), "δ")
+        heads = (
+            "client",
+            "releases",
+            *(f"ε {tables.relation_words(name)}" for name in relations),
+            "δ",
+        )
         return Summary(
             f"{study.study.name}, simulated",
             tuple(verdicts.lines(self.verdict, with_alarms=False)),

@@ -13,6 +13,7 @@ import json
 import math
 import multiprocessing
 import os
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -277,19 +278,13 @@ def _summed(chosen: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
         **chosen,
         "runs": ended,
         "failed": len(runs) - ended,
-        "sd": _median([row["sd"] for row in rows]),
+        "sd": statistics.median(row["sd"] for row in rows) if rows else None,
         "clear": len(clear) / ended if ended else None,
-        "width": _median([row["sd"] / row["pooled_sd"] for row in beside]),
+        "width": statistics.median(row["sd"] / row["pooled_sd"] for row in beside)
+        if beside
+        else None,
         "distance": math.sqrt(sum(off) / len(off)) if off else None,
     }
-
-
-def _median(values: Sequence[float]) -> float | None:
-    ordered = sorted(values)
-    if not ordered:
-        return None
-    middle = len(ordered) // 2
-    return (ordered[middle] + ordered[-1 - middle]) / 2
 
 
 def write_tables(runs: Sequence[Run], folder: Path) -> list[Path]:

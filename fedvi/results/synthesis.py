@@ -271,11 +271,8 @@ def _beside_arrays(model: GeneratesOutcomes, given: Path) -> _Conditional:
             f"--given {given} is no .npz, expected one with {', '.join(layout)}",
             "write it with numpy.savez(path, name=array, …)",
         )
-
-    def sound(records: Mapping[str, np.ndarray]) -> np.ndarray:
-        return new_records.all_finite(records)
-
-    source = data.read_arrays(given, layout, sound, private=True, where="--given")
+    finite = new_records.all_finite
+    source = data.read_arrays(given, layout, finite, private=True, where="--given")
     if not source.size:
         raise DataError(f"--given {given} has no record", "is this the right file?")
     if not source.valid.all():

@@ -13,7 +13,7 @@ from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
 from fedvi.results.chance import by_chance, most_by_chance
 from fedvi.study.config import Study
-from fedvi.study.spec import regressions, shared_parts
+from fedvi.study.spec import regressions
 from fedvi.typing import INTERCEPT
 from fedvi.updates.abilities import ability
 
@@ -566,7 +566,7 @@ def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | Non
     """Yields an alarm if the rate of a reference or average patient is not plausible, for odds."""
     formula = study.formula or ""
     intercept = next((row for row in rows if row["name"] == INTERCEPT), None)
-    if intercept is None or shared_parts.ratio(study) != "odds":
+    if intercept is None or regressions.ratio(study.model.kind) != "odds":
         return
     outcome = formula.partition("~")[0].strip()
     table = study.data.columns_schema.get(outcome)

@@ -264,10 +264,7 @@ def _typical_square(part: Any, schema: Any) -> float:
     if part.transform is not None or column is None:
         return 1.0
     if isinstance(column, Number):
-        low, high = column.bounds
-        # Any other centre or scale is meant to standardise the column.
-        by_bounds = (column.center, column.scale) == ((low + high) / 2.0, (high - low) / 2.0)
-        return _WITHIN_BOUNDS if by_bounds else 1.0
+        return _WITHIN_BOUNDS if column.by_bounds else 1.0
     return 1.0 / (2 if isinstance(column, Binary) else max(2, len(column.levels)))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from fedvi import errors
+from fedvi.data.written import is_number
 from fedvi.federation.progress import Schedule
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.units import unit_model
@@ -200,11 +201,7 @@ def _table_distance(mechanism: Mechanism, solver: LocalSolver, layers: int) -> f
 
 
 def _check_noise(noise: Any) -> None:
-    if (
-        isinstance(noise, bool)
-        or not isinstance(noise, int | float)
-        or not 0 <= noise <= _LARGEST_NOISE
-    ):
+    if not is_number(noise) or not 0 <= noise <= _LARGEST_NOISE:
         raise errors.ConfigError(
             f"solver.noise_multiplier is {noise!r}, expected a finite number of at least 0 and at "
             f"most {_LARGEST_NOISE:g}",

@@ -56,10 +56,6 @@ def of_intervals(study: Study, family: Any) -> str:
     There is none on a full Gaussian from `site_release`, or on the messages of `perturbed_update`,
     `local_averaging` and `virtual_clients`, which account for the noise (docs/proofs/noise_aware.md).
 
-    Args:
-      study: of the posterior.
-      family: of its posterior.
-
     Returns:
       One or more sentences without a full stop at the end; "" if there is none.
     """

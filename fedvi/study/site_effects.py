@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors
+from fedvi.data.written import is_number
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
 from fedvi.typing import INTERCEPT, LOG_SCALE
@@ -139,8 +140,7 @@ def _scale(given: Any) -> tuple[Any, bool]:
 
 def _check_numbers(path: str, given: Any) -> None:
     for value in given if isinstance(given, list) else [given]:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not 1e-6 <= value <= 1e6:
+        if not is_number(value) or not 1e-6 <= value <= 1e6:
             raise errors.ConfigError(
                 f"{path} is {given!r}, expected a number from 1e-06 to 1e+06, or a list of such",
                 _SCALE,

@@ -16,7 +16,7 @@ from fedvi.audit import trials as worst
 from fedvi.data import bag_of_words
 from fedvi.expfam import tree
 from fedvi.inference import solvers
-from fedvi.privacy import events, mechanisms, sampling
+from fedvi.privacy import events, ledger, mechanisms, sampling
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.sums import in_sum
 from fedvi.results import finished, ledger_files
@@ -192,7 +192,8 @@ def test_a_site_that_trusts_no_server_judges_single_messages(tmp_path: Path, stu
 
 def planned(assembly: build.Assembly) -> list[Any]:
     """What all clients claim of the plan alone, for the study's own view."""
-    claims = finished._claims(assembly, finished._planned(assembly), {}, "plan")
+    books = {name: ledger.open_ledger(assembly.header(name)) for name in assembly.clients}
+    claims = finished._claims(assembly, books, {}, "plan")
     return [claim for claim in claims if claim["view"] == "aggregate"]
 
 

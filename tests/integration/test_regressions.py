@@ -15,7 +15,7 @@ from fedvi.privacy import random
 from fedvi.results import outcome
 from fedvi.study import build
 from fedvi.study.config import parse_study
-from fedvi.study.spec import shared_parts
+from fedvi.study.spec import regressions
 from fedvi.updates.base import Shard, Task
 from tests.studies import raw_study, run_study, split
 
@@ -352,7 +352,7 @@ def test_a_table_of_hazard_ratios_from_files_of_patients(folder: Path) -> None:
         "age",
         "sex[m]",
     ]
-    assert shared_parts.ratio(result.assembly.study) == "hazard"
+    assert regressions.ratio(result.assembly.study.model.kind) == "hazard"
     age = rows["age"]
     assert age["unit"] == "per 10 from 70"
     assert age["hazard_ratio"] == pytest.approx(math.exp(age["mean"]), rel=1e-12)

@@ -53,11 +53,7 @@ def study_schema() -> _Schema:
     columns = sections["data"]["properties"]["schema"]
     columns["additionalProperties"] = _column()
     samplers = {name: _table(getattr(sampling, name)) for name in sampling.__all__}
-    return {
-        "$schema": _DIALECT,
-        "title": "fedvi study",
-        "description": "What all sites of a federation agree on.",
-        **{key: value for key, value in schema.items() if key not in ("title", "description")},
+    return _titled("study", "What all sites of a federation agree on.", schema) | {
         "definitions": {
             "sampler": {
                 "anyOf": [_named(sampling.__all__), _kinds("A kind with its keys.", samplers)]
@@ -82,12 +78,12 @@ def policy_schema() -> _Schema:
         "accountants": accountants.__all__,
     }.items():
         allow[key]["items"] = {"enum": list(known)}
-    return {
-        "$schema": _DIALECT,
-        "title": "fedvi policy",
-        "description": "What a site allows, whatever a study or a server asks.",
-        **{key: value for key, value in schema.items() if key not in ("title", "description")},
-    }
+    return _titled("policy", "What a site allows, whatever a study or a server asks.", schema)
+
+
+def _titled(what: str, description: str, schema: _Schema) -> _Schema:
+    head = {"$schema": _DIALECT, "title": f"fedvi {what}", "description": description}
+    return head | {key: value for key, value in schema.items() if key not in head}
 
 
 # Sections that are models of pydantic

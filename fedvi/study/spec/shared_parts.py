@@ -1,10 +1,10 @@
 """Builds the parts of a study that server and client share: family, schedule, budget; needs no JAX."""
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from fedvi import errors, expfam
+from fedvi.data.written import is_number
 from fedvi.expfam.base import ExponentialFamily
 from fedvi.federation import damping, schedules
 from fedvi.federation.progress import Patience, Schedule
@@ -15,10 +15,10 @@ from fedvi.privacy.sums import Sums, with_sums
 from fedvi.study import factories
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
-from fedvi.study.spec import conjugates, regressions
+from fedvi.study.spec import conjugates
 from fedvi.typing import PRIOR
 
-__all__ = ["PRIOR", "budget", "family", "is_scripted", "ratio", "records", "schedule"]
+__all__ = ["PRIOR", "budget", "family", "is_scripted", "records", "schedule"]
 
 # The key for all clients that a table of deadlines does not name.
 _DEFAULT = "default"
@@ -254,7 +254,7 @@ def _deadlines(table: dict[str, Any], clients: tuple[str, ...]) -> dict[str, flo
 
 
 def _seconds(key: str, given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+    if not is_number(given) or given <= 0:
         raise errors.ConfigError(
             f"schedule.deadline_seconds{key} is {given!r}, expected a finite number above 0",
             "a client that takes longer is skipped for that turn; left out, everybody is waited for",
@@ -281,8 +281,3 @@ def records(study: Study) -> dict[str, int]:
     """Returns client → its assumed number of records, or patients: max_records unless stated."""
     most = study.data.max_records or 1000
     return {client.name: min(most, client.expected_records or most) for client in study.clients}
-
-
-def ratio(study: Study) -> str:
-    """Returns the kind of ratio that exp(coefficient) is, such as "odds"; "" if it is not a ratio."""
-    return regressions.ratio(study.model.kind)

@@ -11,7 +11,7 @@ import pytest
 
 from fedvi import expfam, models
 from fedvi.audit import extremes
-from fedvi.audit.extremes import SLOTS, Search, check_extremes
+from fedvi.audit.extremes import SLOTS, Search, Sized, check_extremes
 from fedvi.audit.faults import FAULTS, planted
 from fedvi.audit.findings import Finding
 from fedvi.audit.recording import Recorder
@@ -42,9 +42,8 @@ def searched(make: Any = solvers.site_release, search: Search | None = None) -> 
     recorder = Recorder(mechanisms.rounded_gaussian(2.0))
     model = models.linear(NAMES, noise_scale=1.0)
     solver = make(FAMILY, model, sampling.full(SLOTS), recorder, clip_norm=1.0)
-    found = check_extremes(
-        solver, recorder, keys, {"the prior": TASK}, ROWS, search or Search(climbs=10)
-    )
+    small = Sized(solver, recorder, SLOTS)
+    found = check_extremes(small, keys, {"the prior": TASK}, ROWS, search or Search(climbs=10))
     return {finding.check: finding for finding in found}
 
 
@@ -96,7 +95,8 @@ def test_a_climb_by_gradient_comes_where_changes_at_random_do_not():
         recorder = Recorder(mechanisms.rounded_gaussian(2.0))
         rows = {"x": np.random.default_rng(5).normal(size=(3, len(TOWARDS))).astype(np.float32)}
         search = Search(climbs=96, by_gradient=by_gradient)
-        found = check_extremes(sloping(recorder), recorder, keys, {"the prior": TASK}, rows, search)
+        small = Sized(sloping(recorder), recorder, SLOTS)
+        found = check_extremes(small, keys, {"the prior": TASK}, rows, search)
         return found[0].numbers["largest"]
 
     assert largest(by_gradient=0.0) < 0.5
@@ -120,7 +120,8 @@ def test_a_record_that_makes_a_total_no_number_is_found():
 
     cost = mechanism.event(base.Shift(1.0, 1.0, 2.0))
     solver = LocalSolver("no number", lambda eta: (), update, finish_natural, cost, 4)
-    found = check_extremes(solver, mechanism, keys, {"the prior": TASK}, ROWS, Search(climbs=96))
+    small = Sized(solver, mechanism, SLOTS)
+    found = check_extremes(small, keys, {"the prior": TASK}, ROWS, Search(climbs=96))
     assert found[0].passed is False
 
 

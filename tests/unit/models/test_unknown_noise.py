@@ -84,7 +84,7 @@ def test_the_ridge_is_not_taken_for_noise_of_outcomes():
     ("change", "message"),
     [
         ({"prior_scales": (1.0,)}, "2 coefficients and 1 prior scales"),
-        ({"prior_scales": (1.0, 0.0)}, "prior_scales are"),
+        ({"prior_scales": (1.0, 0.0)}, "prior_scales is"),
         ({"outcome_scale": 0.0}, "outcome_scale is 0.0, expected a number above 0"),
         ({"noise_shape": float("nan")}, "noise_shape is nan"),
         ({"ridge": float("inf")}, "ridge is inf"),

@@ -67,7 +67,7 @@ def point(*theta: float) -> Any:
 def test_the_area_under_the_curve_counts_pairs_and_ties_by_half(found: list[Any]) -> None:
     score, positive = (np.array(column) for column in zip(*found, strict=True))
     pairs = [(p > n) + 0.5 * (p == n) for p in score[positive] for n in score[~positive]]
-    area = area_under_curve(score.astype(float), positive)
+    area = area_under_curve(score.astype(float), positive, ~positive)
     # Where there is no pair, there is no probability.
     assert (area is None) == (not pairs)
     assert area is None or area == pytest.approx(np.mean(pairs), rel=1e-12)
