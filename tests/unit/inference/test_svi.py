@@ -619,7 +619,7 @@ def test_a_step_is_divided_by_the_public_rate_and_not_by_how_many_were_drawn():
     descent = DPSVI(location, guide, numpyro.optim.SGD(0.001), Trace_ELBO(), plan)
     x = jnp.ones(N)
     state, moves = descent.init(jax.random.key(0), x), []
-    for _ in range(10):
+    for _ in range(40):
         before = descent.get_params(state)["mean_auto_loc"]
         state, _ = descent.update(state, x)
         moves.append(float((descent.get_params(state)["mean_auto_loc"] - before) / (1.0 - before)))
