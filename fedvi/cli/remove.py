@@ -33,7 +33,8 @@ def remove(
     charged stays charged: its releases have been seen. The others get the new posterior with their next
     task. Do not remove a client that may come back: if the study has a deadline, the run goes on without
     it by itself. A study that publishes sums alone keeps no client's part: with masks that sites may miss,
-    it can begin without a client that is removed while keys of any client are missing; later it refuses.
+    it can begin without a client that is removed while keys of any client are missing, and `fedvi admit`
+    takes it in later; once a round has begun, it refuses.
 
     STATE and --server are those of `fedvi status`.
 
