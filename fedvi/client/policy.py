@@ -26,6 +26,7 @@ is built or a record is read, and `Guard.admit` before each release, against the
     simulated_noise = false      # float or seeded noise, which guarantees nothing
     trusts_server = false        # whether a study of view "aggregate" is priced by its sums over sites
     roster = "…"                 # the only sites to mask answers with; masked studies are priced by sums
+    least_reporting = 6          # how many answers a published sum must hold
 
     [[allow.custom]]             # code from elsewhere, by exact name
     name = "our_models:hospital"
@@ -323,6 +324,7 @@ class Policy(_Section):
                 yield (
                     f"{field.removesuffix('s')} {value!r} is not allowed, expected "
                     f"{' or '.join(map(repr, allowed)) or 'none at all'}"
+                    f"{self._why_single(request) if field == 'views' else ''}"
                 )
 
         # This holds even if the study is judged by single messages, since its sums are published.
@@ -338,6 +340,20 @@ class Policy(_Section):
         masked = request.secure and self.allow.roster is not None
         trusted = self.allow.trusts_server or masked
         return request.sums if trusted and (views is None or "aggregate" in views) else None
+
+    def _why_single(self, request: Request) -> str:
+        """Says why a study of sums is judged by single messages; empty if it is not."""
+        if request.sums is None or self._sums_of(request) is not None:
+            return ""
+        if request.secure:
+            return (
+                ", for single messages: masks count where allow.roster names the sites that mask their "
+                'answers, with "aggregate" among allow.views'
+            )
+        return (
+            ", for single messages: the server is not trusted, since allow.trusts_server is not true "
+            'with "aggregate" among allow.views'
+        )
 
     def _custom(self, what: str, name: str) -> Iterable[str]:
         entry = next((entry for entry in self.allow.custom if entry.name == name), None)
@@ -386,12 +402,9 @@ class Policy(_Section):
             yield f"the plan has no price here: {error.message}"
             return
         if epsilon > run.epsilon:
-            seen = ""
-            if request.sums is not None and sums is None:
-                seen = (
-                    ", for single messages: the server is not trusted, since allow.trusts_server is not "
-                    'true with "aggregate" among allow.views'
-                )
+            # Where single messages are refused as such, that line has said why they are judged.
+            views, why = self.allow.views, self._why_single(request)
+            seen = why if views is None or "message" in views else why.partition(":")[0]
             yield (
                 f"epsilon {epsilon:.6g} at delta {run.delta:g} ({accountant.name}, "
                 f"{request.relation}), expected at most {run.epsilon:g}{seen}"
