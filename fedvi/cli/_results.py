@@ -79,13 +79,14 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     ]
     lines += tables.missed_turns(update.missing for update in state.history)
     lines += moves(run)
-    for update in state.history:
+    for index, update in enumerate(state.history):
         lines += [f"{name} was added at version {update.version}" for name in update.added]
-        if update.removed and spec.gather is not None:
-            gone = ", ".join(update.removed)
-            lines.append(
-                f"sums after version {update.version} are without {gone}, until it is admitted"
-            )
+        for name in update.removed if spec.gather is not None else ():
+            later = (one.version for one in state.history[index:] if name in one.added)
+            back = next(later, None)
+            until = "" if back is None else f", until version {back}"
+            if back != update.version:
+                lines.append(f"sums after version {update.version} are without {name}{until}")
         for name in update.removed if spec.gather is None else ():
             answers = sum(name in before.clients for before in state.history)
             lines.append(

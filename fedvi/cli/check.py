@@ -228,7 +228,7 @@ _SEEN = {
     "aggregate": "anybody who sees what is published, sums over clients; the server itself is trusted",
 }
 _MASKED = (
-    "anybody who sees all that leaves a site, the server too, and works with at most {colluding} of the "
+    "anybody who sees all that leaves a site, the server too, and works with {colluding} of the "
     "sites; masks hide all but one sum of a round"
 )
 
@@ -236,7 +236,7 @@ _MASKED = (
 def _seen(assembly: Assembly, view: str) -> str:
     sums = assembly.study.sums
     if sums is not None and assembly.study.aggregation.secure:
-        return _MASKED.format(colluding=sums.colluding)
+        return _MASKED.format(colluding=f"at most {sums.colluding}" if sums.colluding else "none")
     return _SEEN[view]
 
 

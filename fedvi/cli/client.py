@@ -181,6 +181,7 @@ def client(
             watched = app.Watched(
                 link, assembly.schedule.rounds, told, lambda: _epsilon(assembly, store)
             )
+            roster = None if policy is None else judged[name].allow.roster
             worker = client_worker(
                 assembly,
                 name,
@@ -190,8 +191,8 @@ def client(
                 admit=None if guard is None else guard.admit,
                 metrics_folder=private_metrics,
                 signer=None if tls is None else Certified(tls),
-                roster=None if policy is None else judged[name].allow.roster,
-                tell=_pinning(report),
+                roster=roster,
+                tell=_pinning(report, named=roster is not None),
             )
             # The answer is in its file, as was reported; what it cost is told all the same.
             with contextlib.suppress(Written):
@@ -376,15 +377,24 @@ class _Waiting:
         self._report("waiting", f"waiting for {self._server}: {reason}")
 
 
-def _pinning(report: app.Report) -> Callable[[str, Sequence[str]], None]:
-    """Returns what says with whom this site masks its answers from now on."""
+def _pinning(report: app.Report, named: bool) -> Callable[[str, Sequence[str]], None]:
+    """Returns what says with whom this site masks its answers from now on.
+
+    Args:
+      report: takes an event and its sentence.
+      named: whether the policy names the roster, and would have refused any other.
+    """
 
     def say(roster: str, absent: Sequence[str]) -> None:
         without = f", without {', '.join(absent)}" if absent else ""
+        advice = (
+            "compare it with the other sites, over the telephone, and write it into the policy as "
+            "allow.roster"
+        )
         report(
             "roster",
-            f"masks its answers with the sites of the roster {roster}{without}: compare it with the other "
-            "sites, over the telephone, and write it into the policy as allow.roster",
+            f"masks its answers with the sites of the roster {roster}{without}: "
+            f"{'the policy names it' if named else advice}",
             roster=roster,
         )
 

@@ -1,6 +1,7 @@
 """Claims about secure sums end to end: over real gRPC, in files by hand, and what is claimed of them."""
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -8,20 +9,21 @@ from typing import Any
 import pytest
 
 from fedvi import errors
+from fedvi.cli import _results
 from fedvi.client import policy as policies
 from fedvi.expfam import tree
 from fedvi.federation.messages import NextTask, Reply, Request
-from fedvi.run import simulate
+from fedvi.run import server_plan, simulate
 from fedvi.server.core import protocol
 from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import parcels
 from fedvi.transport.grpc import GrpcLink
-from tests import hand
+from tests import hand, pki
 from tests.commands import invoked as fedvi
 from tests.masked import assembled as built
 from tests.masked import raw, step_of
 from tests.servers import running
-from tests.sites import assembled, sites_of, study_file, undisturbed, until
+from tests.sites import NAMES, assembled, sites_of, study_file, undisturbed, until
 
 AGGREGATE = {
     "epsilon": 2.0,
@@ -151,6 +153,50 @@ def test_keys_of_another_authority_are_refused(tmp_path: Path) -> None:
     )
 
 
+def test_a_policy_learns_the_digest_by_a_refusal_before_anything_is_charged(
+    study: Path, tmp_path: Path
+) -> None:
+    root = pki.authority_in(tmp_path / "authority")
+    tls = {name: pki.party(root, name) for name in NAMES}
+    server = pki.party(root, "server", "server", ("localhost",))
+    out, policy = tmp_path / "out", tmp_path / "policy.toml"
+    at_server = ("--tls", server, "--roster", root / "roster.json", "--state", tmp_path / "at")
+
+    def answered(name: str, digest: str) -> Any:
+        policy.write_text(
+            "[run]\nepsilon = 2.0\ndelta = 1e-5\n[allow]\nviews = ['aggregate']\n"
+            f"simulated_noise = true\nroster = '{digest}'\n"
+        )
+        part = f"{name}-keys{2 if (out / f'{name}-keys2.task').exists() else 1}.task"
+        where = (
+            "--data",
+            study.parent / f"{name}.csv",
+            "--tls",
+            tls[name],
+            "--state",
+            tmp_path / name / "state",
+        )
+        return fedvi(
+            "client", study, "--as", name, *where, "--policy", policy, "--task", out / part
+        )
+
+    assert fedvi("export", study, "--to", out, *at_server).exit_code == 0
+    for name in NAMES:
+        assert answered(name, "0" * 64).exit_code == 0
+    results = [out / f"{name}-keys1.result" for name in NAMES]
+    assert fedvi("import", study, *results, *at_server).exit_code == 0
+    assert fedvi("export", study, "--to", out, *at_server).exit_code == 0
+    refused = answered("north", "0" * 64)
+    assert refused.exit_code == 5
+    found = re.search("has the digest ([0-9a-f]{64}), and the policy names 000", refused.stderr)
+    assert found
+    taken = answered("north", found[1])
+    assert taken.exit_code == 0, taken.output
+    said = " ".join(taken.output.split())
+    assert f"the sites of the roster {found[1]}: the policy names it" in said
+    assert "ε 0 of 2 spent" in said
+
+
 # What is claimed.
 
 
@@ -201,8 +247,10 @@ def test_a_policy_judges_masked_sums_where_it_names_the_roster(allowed: str, ref
     raw_policy["allow"]["simulated_noise"] = True
     policy = policies.parse_policy(raw_policy)
     if refused:
-        with pytest.raises(errors.PolicyRefused, match="view 'message' is not allowed"):
+        with pytest.raises(errors.PolicyRefused, match="view 'message' is not allowed") as caught:
             policy.check(built().request)
+        why = "masks count where allow.roster names the sites that mask their answers"
+        assert caught.value.message.count(why) == 1
     else:
         policy.check(built().request)
 
@@ -297,7 +345,7 @@ def test_a_claim_says_what_holds_where_sites_may_be_missing(four: Path, tmp_path
     assert fedvi("ledger", "verify", tmp_path / "out", "--recompute").exit_code == 0
 
 
-def test_a_site_joins_over_grpc(tmp_path: Path) -> None:
+def test_a_site_joins_over_grpc(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     study = study_file(tmp_path, **{**MISSING, "schedule": {**MISSING["schedule"], "rounds": 12}})
     assembly, folder = assembled(study), tmp_path / "server"
     undisturbed(assembly, study.parent)
@@ -327,5 +375,10 @@ def test_a_site_joins_over_grpc(tmp_path: Path) -> None:
     sizes = [len(update.clients) for update in state.history if update.clients]
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1], len(sizes)) == (3, 4, 12)
+    joined = next(update.version for update in state.history if update.added)
+    _results.show(server_plan.make(assembly), assembly.spec, state, folder)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"sums after version 0 are without west, until version {joined}" in said
+    assert f"west was added at version {joined}" in said
     for name in FOUR:
         assert state.ledgers[name] == sites.ledger(name)
