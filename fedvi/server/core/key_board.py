@@ -266,8 +266,8 @@ def _check(spec: ServerSpec, state: ServerState, name: str, part: KeyPart) -> No
     if f"{part.stage}/{name}" in state.keys:
         raise errors.ProtocolError(
             f"client {name!r} sent other keys than before: each site makes its keys once an epoch",
-            "was the site's state lost, or set back? Then start a new study: lost keys cannot be "
-            "replaced within a study",
+            "was the site's state lost, or set back? Lost keys cannot be replaced: where sites may be "
+            "missing, the others go on without it; where all must answer, start a new study",
         )
     size, behind = len(part.content), len(spec.clients) - 1 - spec.clients.index(name)
     if size > _LONGEST if part.stage == 1 else size != max(1, behind * OFFER_BYTES):

@@ -1,5 +1,6 @@
 """A site joins a study of masked sums that began without it: all sites agree on keys anew."""
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -370,6 +371,30 @@ def test_another_key_under_a_known_name_is_refused(assembly: Assembly) -> None:
     workers["east"] = consortium.worker("east")
     with pytest.raises(errors.IdentityError, match="'east' are signed with another key than those"):
         play(consortium, workers, 8)
+
+
+def test_a_disk_set_back_to_the_keys_before_a_site_joined_is_refused(assembly: Assembly) -> None:
+    """Nothing was charged since, so that ledgers agree; what others masked with is gone."""
+    consortium, workers = begun_without(assembly, "south")
+    until_version(consortium, workers, 1)
+    admitted(consortium, workers, "south")
+    backup = copy.deepcopy(consortium.stores["north"])
+    for _ in range(8):
+        if key_board.is_ready(consortium.assembly.spec, consortium.coordinator.state):
+            break
+        for worker in workers.values():
+            worker.tick()
+    assert consortium.stores["north"].ledger == backup.ledger
+    consortium.stores["north"] = backup
+    north = {"north": consortium.worker("north")}
+    with pytest.raises(errors.ProtocolError, match="'north' sent other keys than before") as caught:
+        play(consortium, north, 3)
+    assert "where sites may be missing, the others go on without it" in caught.value.hint
+    # They do.
+    del workers["north"]
+    play(consortium, workers)
+    assert consortium.coordinator.state.status == "completed"
+    assert folds(consortium)[-1] == sorted(set(NAMES) - {"north"})
 
 
 def test_keys_of_another_epoch_are_refused(assembly: Assembly) -> None:
