@@ -322,7 +322,7 @@ class Masking:
         """Returns the part that this site posts: the same bytes at each call."""
         held = self._held or read(self._store.load_keys())
         if held is None and self._store.ledger.entries:
-            # Keys are made once per study, before the first answer: new ones would re-pin the roster.
+            # It had keys, and lost them. With new ones it would forget whose keys it took.
             return b""
         held = self._held = held or self._make(0, {})
         return held.signed if stage == 1 else held.offers

@@ -85,7 +85,8 @@ def test_a_dead_client_costs_one_deadline_and_rejoins(tmp_path: Path) -> None:
     missed = [u.version for u in history if u.missing == ("c7",)]
     assert missed[:20] == list(range(missed[0], missed[0] + 20))
     # Counted from when it was asked, which is before the round's other answers.
-    assert DEADLINE_SECONDS / 2.0 < rounds[missed[0]] < 6.0 * DEADLINE_SECONDS
+    # Far from the 30 s of a lease even on a machine with other work, where a deadline is noticed late.
+    assert DEADLINE_SECONDS / 2.0 < rounds[missed[0]] < 5.0 * DEADLINE_SECONDS
     later = [rounds[version] for version in missed[1:]]
     # Nobody waits for it any more: a round that did would take the deadline.
     assert statistics.median(later) < DEADLINE_SECONDS / 2.0, later

@@ -35,9 +35,7 @@ from fedvi.typing import Eta
 __all__ = ["SqliteServerStore"]
 
 _INLINE_BYTES = 1 << 20  # a larger array goes to a file of its own, outside database and memory
-_PAGE_BYTES = (
-    1 << 14
-)  # four times SQLite's own: answers of 100 KB are saved in two thirds of the time
+_PAGE_BYTES = 1 << 14  # four times SQLite's own: arrays of 100 KB take two thirds of the time
 _LOG_BYTES = 64 << 20  # how far the log grows before it is copied into the database
 _IN_USE = "a state has one server: stop the other one, or give this one another folder"
 
