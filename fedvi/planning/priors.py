@@ -16,6 +16,8 @@ __all__ = ["Step", "quarrels", "steps"]
 
 # If an sd of a covariate changes the odds by less than this factor, the prior leaves no room for an effect.
 _LEAST_ROOM = 1.5
+# The same where the unit is half the width of the bounds, which nobody chose: the prior may not be meant.
+_ROOM_BY_BOUNDS = 2.0
 # Bounds more than this many units of the coefficient wide are of another unit than was meant. Some study
 # states very wide bounds to say nothing.
 _UNITS = 1e7
@@ -68,7 +70,10 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
         if not isinstance(column, Number) or column.whole:
             continue
         spread = spread_of(column, expected_of(assembly, name))[1]
-        room = math.exp(min(Z95 * sd * spread / column.scale, 700.0))
+        step = round_below(spread)
+        room, of_step = (
+            math.exp(min(Z95 * sd * far / column.scale, 700.0)) for far in (spread, step)
+        )
         low, high = column.bounds
         within = f"the bounds [{low:g}, {high:g}]"
         if not low <= column.center <= high:
@@ -83,20 +88,19 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
                 f"as {round_below(_SPREAD * (high - low)):g}"
             )
             continue
-        if ratio and room < _LEAST_ROOM:
+        if ratio and room < (_ROOM_BY_BOUNDS if column.by_bounds else _LEAST_ROOM):
             said.append(
-                f"data.schema.{name}: the prior hardly leaves room for an effect: {round_below(spread):g} "
-                f"more change the {ratio} by a factor of {room:.2g} at most (95 %). "
-                f"One unit of the coefficient is {column.scale:g}: state scale = "
-                f"{round_below(spread):g}, or a wider prior.scale"
+                f"data.schema.{name}: the prior leaves little room for an effect: {step:g} more change the "
+                f"{ratio} by a factor of {of_step:.2g} at most (95 %), since one unit of the coefficient "
+                f"is {column.scale:g}. State center and scale = {step:g}, or a wider prior.scale"
             )
         believed = expected_of(assembly, name)
-        step = column.scale if believed.sd is None else max(column.scale, believed.sd)
-        far = max(high - column.center, column.center - low) / step
+        unit = column.scale if believed.sd is None else max(column.scale, believed.sd)
+        far = max(high - column.center, column.center - low) / unit
         if assembly.study.privacy.private and far > _FAR and column.scale != (high - low) / 2.0:
             log = f", or write log1p({name}) into the formula" if low >= 0.0 else ""
             said.append(
-                f"data.schema.{name}.bounds: [{low:g}, {high:g}] reach {far:.0f} steps of {step:g} from "
+                f"data.schema.{name}.bounds: [{low:g}, {high:g}] reach {far:.0f} steps of {unit:g} from "
                 "the center. Records out there are clipped most: if they are few, the coefficient may be "
                 f"off by more than its interval shows. State bounds that end where records become rare{log}"
             )
@@ -104,7 +108,7 @@ def quarrels(assembly: Assembly) -> tuple[str, ...]:
         if (high - low) / spread > _WIDE and column.scale == (high - low) / 2.0:
             said.append(
                 f"data.schema.{name}.bounds: [{low:g}, {high:g}] are {(high - low) / spread:.0f} sds wide: "
-                f"state a center and scale = {round_below(spread):g}, or narrower bounds, so that one unit "
+                f"state a center and scale = {step:g}, or narrower bounds, so that one unit "
                 "of the coefficient is one that patients differ by"
             )
     return tuple(said)

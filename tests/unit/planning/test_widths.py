@@ -198,6 +198,17 @@ def test_a_prior_that_leaves_no_room_within_wide_bounds_is_warned_of() -> None:
     assert not priors.quarrels(planned(raw_plan()))
 
 
+def test_a_unit_that_nobody_chose_and_a_prior_for_a_step_quarrel() -> None:
+    raw = raw_plan()
+    raw["data"]["schema"]["score"] = {"type": "number", "bounds": [0, 200]}
+    (said,) = priors.quarrels(planned(raw))
+    # exp(1.96 · 20 / 100): of the step that is named, and not of the assumed sd of 25.
+    assert "20 more change the odds by a factor of 1.5 at most (95 %)" in said
+    assert "State center and scale = 20, or a wider prior.scale" in said
+    raw["prior"]["scale"] = 2.5
+    assert not priors.quarrels(planned(raw))
+
+
 def test_bounds_that_hold_a_long_tail_are_warned_of() -> None:
     raw = raw_plan()
     raw["data"]["schema"]["score"] = {
