@@ -25,6 +25,7 @@ _TYPES = """number:18..100, count:0..20, binary:1/0 (the cell for true first), l
 reference first; a rare one makes all its contrasts wide), or level:1=low,2=high where the file has codes.
 What it can be, from a protocol or a code book: no bound comes from the file. A record with another level
 counts as zero. skip: state it later."""
+_SUCH_AS = "such as number:18..100, count:0..20, binary:1/0 or level:low,high"
 _BOUNDS = """What it can be, in the unit of the file, from a protocol or a code book: no bound comes from
 the file. A number outside is taken as the nearest bound. skip: state it later."""
 _LEVELS = """low,mid,high: from a protocol or a code book. All others are compared with the first; a rare
@@ -105,8 +106,9 @@ def column_questions(
     if given is None and after:
         words, read = words + (f", or {OUT}" if free else ""), _column_reader(name, kind, free)
         why = (_BOUNDS if after == "bounds" else _LEVELS) + (_OUT_TOO if free else "")
+        of_levels = remark if after == "levels" else None  # of a number it was said with its type
         yield Question(
-            *(f"{after} {name}", words, why, read, listed_levels), may_skip=True, remark=remark
+            *(f"{after} {name}", words, why, read, listed_levels), may_skip=True, remark=of_levels
         )
         if OUT in (said[f"{after} {name}"] or {}):
             return
@@ -306,10 +308,16 @@ def _column_reader(
         # The column's name may be said again, and so may a type that was confirmed.
         text = text.removeprefix(f"{name}=")
         if kind is not None:
-            text = f"{kind}:{text.removeprefix(f'{kind}:')}"
+            text = text.removeprefix(f"{kind}:")
         elif re.fullmatch(r"[-+.\de ]+\.\.[-+.\de ]+", text):
             text = f"number:{text}"  # bounds alone, where a type was asked for
-        table = declarations.parse_type(text)
+        try:
+            table = declarations.parse_type(text if kind is None else f"{kind}:{text}")
+        except errors.ConfigError as error:
+            if kind is not None:  # only bounds can be wrong: any text is a list of levels
+                message = f"{text!r} is no range, expected LOW..HIGH, two numbers"
+                raise errors.ConfigError(message, "such as 18..100") from None
+            raise errors.ConfigError(error.message, _SUCH_AS) from None
         _check(name, table)
         return table
 
@@ -361,6 +369,13 @@ def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     from fedvi.data.guess import spelt
     from fedvi.data.schema import as_code
 
+    if table.get("type") in ("number", "count") and guess is not None and guess.kind != "empty":
+        return (
+            ""
+            if guess.low is not None
+            else f"this file has cells of {name} that are no numbers, and records with them would be left "
+            f"out. If that is a slip, correct {name} with `back`"
+        )
     if guess is None or guess.different > len(guess.values):
         return ""
     seen = {value for value, _ in guess.values}

@@ -163,7 +163,13 @@ class Asked(NamedTuple):
                 f"the file is {text!r}, and this machine knows no such user",
                 "write the whole path, such as /data/north.csv",
             ) from None
-        return self.open_file(path)
+        try:
+            return self.open_file(path)
+        except errors.DataError as error:
+            if "--columns" not in error.hint:
+                raise
+            hint = "if it has none, begin again with `fedvi init --columns age,sex,…`; or none: no file"
+            raise errors.DataError(error.message, hint) from None
 
     def _prior(self, said: Mapping[str, Any]) -> Question:
         """Asks for the prior's sd, and says what it means for one unit of each column."""

@@ -254,7 +254,7 @@ def test_an_outcome_of_ones_own_is_drafted_as_a_built_in_one_is(
         ("own_waiting:hospital", "write study.toml by hand"),
         ("own_waiting:Wait", "has no function 'Wait'"),
         ("no_such_module:Waiting", "module 'no_such_module' cannot be imported"),
-        ("latent_dirichlet", "expected one of logistic"),
+        ("latent_dirichlet", "expected a built-in one or an outcome of your own"),
     ],
 )
 def test_a_kind_that_nothing_can_be_drafted_for_is_refused_with_the_reason(

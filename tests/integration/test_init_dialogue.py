@@ -336,6 +336,9 @@ def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
         asked.say("age: about 10 % of its cells are missing", "impute 500")
         said = asked.say("age: about 10 % of its cells are missing", "impute 50")
         assert "expected a number within the bounds [18, 100]" in said
+        asked.say("sex: what it may hold", "0..110")  # meant for the next question
+        said = asked.say("sex: unit of its coefficient", "back")
+        assert "this file has cells of sex that are no numbers" in said
         asked.say("sex: what it may hold", "binary:male/f")
         said = asked.say("stage: what it may hold", "level:I,I")
         assert "no cell of the file is male. If that is a slip, correct sex with `back`" in said
@@ -424,7 +427,7 @@ def test_an_error_of_an_answer_names_no_flag(tmp_path: Path, file: Path) -> None
     (tmp_path / "nameless.csv").write_text("41,m\n42,f\n")
     wrong: dict[str, tuple[object, str]] = {
         "Name of the study": ("my study", "'my study' is no name"),
-        "What is inferred": ("logistc", "'logistc' is no kind of model, expected one of logistic"),
+        "What is inferred": ("logistc", "'logistc' is no kind of model, expected a built-in one"),
         "Sites": ("north,North", "the name 'north' stands twice"),
         "A site's file": (tmp_path / "nameless.csv", "nameless.csv does not begin with the names"),
         "to suggest types and levels": ("perhaps", "'perhaps' is none of yes, no"),
@@ -439,7 +442,7 @@ def test_an_error_of_an_answer_names_no_flag(tmp_path: Path, file: Path) -> None
         "Are cells": ("perhaps", "'perhaps' is none of yes, no"),
         "died: what": ("bool", "the type is 'bool', expected one of binary"),
         "age: what": ("18..x", "the type is '18..x', expected one of binary"),
-        "age: lowest": ("18..x", "after number: stands '18..x', expected LOW..HIGH"),
+        "age: lowest": ("18..x", "'18..x' is no range, expected LOW..HIGH, two numbers (such as"),
         "age: unit": ("often", "'often' is no unit, expected STEP from START"),
         "age: numbers": ("yes", "'yes' does not say which"),
         "age: what a missing cell is": ("impute x", "'impute x' is no rule, expected drop"),
@@ -463,8 +466,10 @@ def test_an_error_of_an_answer_names_no_flag(tmp_path: Path, file: Path) -> None
             told = asked.say(question, right.get(question, ""))
             error = next(line for line in told.splitlines() if line.startswith("Error: "))
             assert said in error
-            # Names of columns are the one thing that a flag alone can give.
-            assert not re.search("(?<![a-z])--[a-z]", error.replace("--columns age,sex", "")), error
+            # Names of columns are the one thing that a flag alone can give, where one begins again.
+            error = error.replace("begin again with `fedvi init --columns", "")
+            assert not re.search("(?<![a-z])--[a-z]", error), error
+            assert "stated in the file" not in error
         asked.say("Enter writes the study", "")
         asked.until("next: fedvi check")
 

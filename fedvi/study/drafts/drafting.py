@@ -135,7 +135,7 @@ def model_of(kind: str) -> Accepted:
             "records, write study.toml by hand",
         )
     raise errors.ConfigError(
-        f"{kind!r} is no kind of model, expected one of {', '.join(ACCEPTED)}, or an outcome of your own",
+        f"{kind!r} is no kind of model, expected a built-in one or an outcome of your own",
         errors.did_you_mean(kind, ACCEPTED) + '; write "module:Class" for one of your own',
     )
 
