@@ -8,6 +8,8 @@ from fedvi.report import tables
 
 __all__ = ["show", "show_topics"]
 
+_NAMED = 6
+
 
 def show(found: Outlook) -> None:
     """Prints a table of the modes, at most 80 columns wide, and what follows from it."""
@@ -37,7 +39,6 @@ def show(found: Outlook) -> None:
         if found.recommended
         else f"no recommendation: {found.reason}"
     )
-    lines += [f"{mode.solver}: {mode.note}" for mode in offered if mode.note]
     lines += _left_out([mode for mode in found.modes if mode not in offered])
     lines.append(
         "These ratios are estimates, not promises. Below 1 the noise is larger than the signal. The last "
@@ -47,6 +48,12 @@ def show(found: Outlook) -> None:
         f"ratios are lower), {number(numbers.curvature, 2)} of information a record, and a prior sd of "
         f"{number(numbers.prior_sd, 3)}. If most columns are 0 or 1, the other modes do better with "
         "smaller clip norms than these."
+        + (
+            f" The study does not say how {tables.some(found.guessed, _NAMED)} spread in its records: "
+            "where most records are alike, the ratios are several times lower."
+            if found.guessed
+            else ""
+        )
     )
     tables.say(lines)
 

@@ -78,9 +78,9 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
         _outlook.show_topics(topics)
     if not why_not(assembly):
         # A protocol asks for widths of intervals; a ratio of signal to noise does not give them.
-        click.echo(
-            f"for widths of intervals and the sample size that an effect needs: fedvi plan {study}"
-        )
+        # On a line of its own, where no terminal is too narrow for what is to be copied.
+        click.echo("for widths of intervals, and the sample size that an effect needs:")
+        click.echo(f"  fedvi plan {study}")
     # `show` printed those of the noise beside the modes.
     for warning in (*found.warnings, *quarrels(assembly)):
         click.echo(f"warning: {warning}", err=True)

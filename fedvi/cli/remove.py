@@ -23,18 +23,19 @@ def remove(
     client: str,
     yes: bool,
 ) -> None:
-    """Remove a client from a running server's run, for good, and take what it contributed out of the
-    posterior.
+    """Remove a client from a running server's run, and take what it contributed out of the posterior.
 
     \b
       fedvi remove .fedvi/trauma/server --client north
 
     The client gets no more tasks. An answer that it still sends is charged and not used. What it was
     charged stays charged: its releases have been seen. The others get the new posterior with their next
-    task. Do not remove a client that may come back: if the study has a deadline, the run goes on without
-    it by itself. A study that publishes sums alone keeps no client's part: with masks that sites may miss,
-    it can begin without a client that is removed while keys of any client are missing, and `fedvi admit`
-    takes it in later; once a round has begun, it refuses.
+    task. It is for good: do not remove a client that may come back. If the study has a deadline, the run
+    goes on without it by itself.
+
+    A study that publishes sums alone keeps no client's part, and refuses; `fedvi ca revoke` leaves a client
+    out of later sums. One with masks that sites may miss can begin, or go on, without a client that is
+    removed while keys of any client are missing, and `fedvi admit` takes it in later.
 
     STATE and --server are those of `fedvi status`.
 
@@ -46,8 +47,10 @@ def remove(
     with _remote.admin(state, server, tls) as stub:
         if not yes:
             run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
+            for_now = run.let_go == "remove_for_now"
+            how = " (`fedvi admit` can take it in later)" if for_now else " for good"
             _remote.confirm(
-                f"remove {client} from {run.study} at {where(_remote.run_as_dict(run))} for good?"
+                f"remove {client} from {run.study} at {where(_remote.run_as_dict(run))}{how}?"
             )
         request = pb.RemoveClientRequest(client=client)
         run = stub.RemoveClient(request, timeout=_remote.CALL_SECONDS)

@@ -171,6 +171,7 @@ def _saved(folder: Path) -> dict[str, Any]:
         "uptime_seconds": None,
         "awaited": [],
         "deadline_seconds": None,
+        "let_go": None,
         "epsilon_budget": None,
         "unpriced": None,
         "clients": [],

@@ -21,6 +21,7 @@ from fedvi.inference.solvers.vips import conjugate_form
 from fedvi.inference.units import unit_model
 from fedvi.models.capabilities import Regression, SharesEffects, is_concave
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
+from fedvi.planning import made_up
 from fedvi.planning.plan import rounds_in_vain
 from fedvi.planning.priors import quarrels
 from fedvi.planning.scenarios import Lever, levers
@@ -37,7 +38,6 @@ from fedvi.planning.signals import (
 from fedvi.planning.topics import topic_outlook
 from fedvi.planning.widths import is_newton
 from fedvi.privacy import calibrate, events, mechanisms, sampling
-from fedvi.privacy.sums import of_messages
 from fedvi.report import tables
 from fedvi.study import factories, modelling
 from fedvi.study.build import Assembly, assemble
@@ -73,7 +73,7 @@ class Mode(NamedTuple):
       signal: None if the mode is not offered, or has no estimate.
       summed: ``signal.coefficients`` if only the sum of the clients' answers were seen; None if
         noise cannot be shared (docs/proofs/aggregate_view.md).
-      note: why it is not offered, or what it is priced for; or empty.
+      note: why it is not offered, or empty.
       renews: whether its answers are fresh statistics at a common q, see ``LocalSolver.renews``.
       newton: whether these are gradients and curvatures, whose noise is included in the intervals.
     """
@@ -99,6 +99,7 @@ class Outlook:
       recommended: one of them; None if none has a ratio.
       reason: why, in a sentence or two.
       warnings: estimates of the study's own mode that noise dominates; empty if there are none.
+      guessed: the columns whose spread the study does not state, so that the estimates are a guess.
     """
 
     numbers: PublicNumbers
@@ -106,6 +107,7 @@ class Outlook:
     recommended: str | None
     reason: str
     warnings: tuple[str, ...]
+    guessed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Returns plain values for JSON."""
@@ -136,7 +138,8 @@ def outlook(assembly: Assembly) -> Outlook | None:
     recommended, reason = _recommended(assembly, numbers, modes)
     own = next((mode for mode in modes if mode.current), None)
     warnings = () if own is None else (*_warnings(own), *_of_newton(own, assembly))
-    return Outlook(numbers, modes, recommended, reason, warnings)
+    guessed = made_up.silent(assembly) if made_up.is_known(assembly) else ()
+    return Outlook(numbers, modes, recommended, reason, warnings, guessed)
 
 
 def doubts(assembly: Assembly) -> tuple[str, ...]:
@@ -271,7 +274,7 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
     settings = dict(study.solver.arguments) if current else {}
     for name in ("sampler", "noise_multiplier", "clip_norm"):
         settings.pop(name, None)
-    accountant, sampler, note = budget.accountant, assembly.sampler, ""
+    sampler = assembly.sampler
     solver = assembly.solvers[assembly.clients[0]]
     if current:
         noise = assembly.noise_multiplier
@@ -284,12 +287,10 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
         try:
             sampler, solver = _built(assembly, kind, clip_norm)
             if study.sums is not None and solver.adds_up is None:
-                # Refused where only sums are published, so it is priced for single messages.
-                accountant = of_messages(accountant)
-                note = 'needs view = "message", and is priced under it'
+                return Mode(kind, False, None, None, None, None, 'needs view = "message"')
             noise = calibrate.calibrate(
                 lambda noise: events.repeat(_renoised(solver.cost, noise), numbers.rounds),
-                accountant,
+                budget.accountant,
                 budget.epsilon,
                 budget.delta,
             )
@@ -307,7 +308,7 @@ def _mode(assembly: Assembly, numbers: PublicNumbers, kind: str) -> Mode:
         terms = numbers.clients if study.sums is None else 1
         summed = found.coefficients * math.sqrt(terms)
     return Mode(
-        *(kind, current, noise, clip_norm, found, summed, note, solver.renews, is_newton(solver))
+        *(kind, current, noise, clip_norm, found, summed, "", solver.renews, is_newton(solver))
     )
 
 
@@ -403,8 +404,8 @@ def _recommended(
         if kind != best
     )
     reason = (
-        f"{best} promises most, about {able[best]:.2g} to 1 on a coefficient: {ability(best).strength}"
-        + (f" (others: {others})" if others else "")
+        f"{best} promises most, about {able[best]:.2g} to 1 on a coefficient if records are as assumed: "
+        f"{ability(best).strength}" + (f" (others: {others})" if others else "")
     )
     if best == own:
         reason = reason.replace("promises most", "is as good as any", 1)

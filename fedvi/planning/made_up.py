@@ -1,7 +1,7 @@
 """Makes up records for a plan, from a study's declarations of its columns."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -95,12 +95,7 @@ def assumptions(assembly: Assembly) -> Iterator[str]:
     if assembly.grouped:
         yield "every patient has one row"
     columns, unsaid = _covariates(assembly), _unsaid(assembly)
-    if unsaid:
-        yield (
-            f"{', '.join(unsaid)}: numbers spread as their bounds or their centre and scale suggest, "
-            f"of three levels or more each is {_RARER:g} times as frequent as the one before (say "
-            "data.schema.NAME.expected)"
-        )
+    yield from _spreads(assembly.schema, unsaid)
     outcome = expected_of(assembly, design.response.columns[-1])
     if design.response.type == "binary":
         if outcome.shares is None:
@@ -126,6 +121,25 @@ def stated(assembly: Assembly) -> frozenset[str]:
         for name, parts in zip(design.names, design.coefficients, strict=True)
         if not any(part.column in unsaid for part in parts)
     )
+
+
+def _spreads(schema: Schema, unsaid: Sequence[str]) -> Iterator[str]:
+    """Yields what is assumed of covariates whose spread nobody states, by type."""
+    numbers = [name for name in unsaid if isinstance(schema[name], Number)]
+    several = [
+        name
+        for name in unsaid
+        if isinstance(column := schema[name], Level) and len(column.levels) > 2
+    ]
+    evenly = [name for name in unsaid if name not in (*numbers, *several)]
+    say = "(say data.schema.NAME.expected)"
+    if numbers:
+        yield f"{', '.join(numbers)}: as spread as bounds, or centre and scale, suggest {say}"
+    if several:
+        each = f"each level is {_RARER:g} times as frequent as the one before"
+        yield f"{', '.join(several)}: {each} {say}"
+    if evenly:
+        yield f"{', '.join(evenly)}: half of the records have either value {say}"
 
 
 def silent(assembly: Assembly) -> tuple[str, ...]:

@@ -29,7 +29,28 @@ from fedvi.server.core.turns import (
 from fedvi.updates.base import Standing
 from fedvi.updates.noise_aware import anew
 
-__all__ = ["admit", "extend", "remove"]
+__all__ = ["admit", "extend", "let_go", "remove"]
+
+
+def let_go(spec: ServerSpec, state: ServerState, tls: bool) -> str:
+    """Says how an operator lets a client go, so that the run can do without it.
+
+    Args:
+      spec: of the run.
+      state: of the run.
+      tls: whether clients show certificates, which can be revoked.
+
+    Returns:
+      "remove" (for good), "remove_for_now" (it may be admitted later) or "revoke", for the commands; ""
+      if too few clients would be left, or the keys of all are needed.
+    """
+    if sum(not is_removed(state, name) for name in spec.members) <= spec.patience.quorum:
+        return ""
+    if spec.gather is None:
+        return "remove"
+    if key_board.can_do_without_some(spec, state):
+        return "remove_for_now"
+    return "revoke" if tls and key_board.is_ready(spec, state) else ""
 
 
 def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> ServerState:

@@ -14,6 +14,7 @@ from fedvi import errors
 from fedvi.federation.progress import Progress
 from fedvi.privacy import ledger as ledgers
 from fedvi.server.core import key_board
+from fedvi.server.core.membership import let_go
 from fedvi.server.core.prices import Prices
 from fedvi.server.core.protocol import (
     OVER,
@@ -177,6 +178,7 @@ def describe(
         software=fedvi.__version__,
         uptime_seconds=now - started,
         awaited=_awaited(dispatcher, progress),
+        let_go=let_go(spec, state, tls),
         clients=[
             _client(dispatcher, state, prices, name, counts[name], now, name in busy)
             for name in spec.clients

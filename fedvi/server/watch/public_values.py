@@ -8,6 +8,16 @@ from fedvi.federation.progress import StagePlace
 __all__ = ["printable", "remarks", "run_as_dict", "span", "state_of", "where"]
 
 
+# By how a client is let go; a server of an earlier version does not say.
+_LET_GO = {
+    None: "`fedvi remove --client {}` lets it go on without",
+    "remove": "`fedvi remove --client {}` lets it go on without, for good",
+    "remove_for_now": "`fedvi remove --client {}` lets it go on without, until `fedvi admit`",
+    "revoke": "`fedvi ca revoke {}` lets later rounds go on without",
+    "": "without it the run cannot go on",
+}
+
+
 def run_as_dict(run: Any) -> dict[str, Any]:
     """Returns a run (an admin ``Run``) as plain values for JSON; unknown values are null."""
 
@@ -34,6 +44,7 @@ def run_as_dict(run: Any) -> dict[str, Any]:
         "uptime_seconds": round(run.uptime_seconds, 3),
         "awaited": list(run.awaited),
         "deadline_seconds": known(run, "deadline_seconds"),
+        "let_go": known(run, "let_go"),
         "epsilon_budget": known(run, "epsilon_budget"),
         "unpriced": None,
         "clients": [
@@ -95,7 +106,7 @@ def _silences(run: Mapping[str, Any]) -> list[str]:
         if row["name"] not in run["awaited"]:
             then = "the run does not wait for it"
         elif left is None:
-            then = f"the run waits for it: `fedvi remove {row['name']}` lets it go on without"
+            then = "the run waits for it: " + _LET_GO[run["let_go"]].format(row["name"])
         elif left == 0.0:
             then = "its time is over, and the run waits for enough others to answer"
         else:

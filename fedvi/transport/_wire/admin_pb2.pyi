@@ -35,7 +35,7 @@ class AdmitClientRequest(_message.Message):
     def __init__(self, client: _Optional[str] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("study", "study_digest", "software", "status", "reason", "version", "rounds", "rounds_planned", "gap", "damping", "uptime_seconds", "tls", "clients", "schedule", "awaited", "deadline_seconds", "epsilon_budget", "stage")
+    __slots__ = ("study", "study_digest", "software", "status", "reason", "version", "rounds", "rounds_planned", "gap", "damping", "uptime_seconds", "tls", "clients", "schedule", "awaited", "deadline_seconds", "epsilon_budget", "stage", "let_go")
     STUDY_FIELD_NUMBER: _ClassVar[int]
     STUDY_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,7 @@ class Run(_message.Message):
     DEADLINE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     EPSILON_BUDGET_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
+    LET_GO_FIELD_NUMBER: _ClassVar[int]
     study: str
     study_digest: str
     software: str
@@ -72,7 +73,8 @@ class Run(_message.Message):
     deadline_seconds: float
     epsilon_budget: float
     stage: Stage
-    def __init__(self, study: _Optional[str] = ..., study_digest: _Optional[str] = ..., software: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ..., rounds: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., gap: _Optional[float] = ..., damping: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., tls: bool = ..., clients: _Optional[_Iterable[_Union[ClientRow, _Mapping]]] = ..., schedule: _Optional[str] = ..., awaited: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ...) -> None: ...
+    let_go: str
+    def __init__(self, study: _Optional[str] = ..., study_digest: _Optional[str] = ..., software: _Optional[str] = ..., status: _Optional[str] = ..., reason: _Optional[str] = ..., version: _Optional[int] = ..., rounds: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., gap: _Optional[float] = ..., damping: _Optional[float] = ..., uptime_seconds: _Optional[float] = ..., tls: bool = ..., clients: _Optional[_Iterable[_Union[ClientRow, _Mapping]]] = ..., schedule: _Optional[str] = ..., awaited: _Optional[_Iterable[str]] = ..., deadline_seconds: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., stage: _Optional[_Union[Stage, _Mapping]] = ..., let_go: _Optional[str] = ...) -> None: ...
 
 class Stage(_message.Message):
     __slots__ = ("number", "stages", "schedule", "round", "rounds")

@@ -12,6 +12,7 @@ from fedvi.client import held_keys
 from fedvi.federation.messages import KeyPart, NextTask, Reply, Request, Wait
 from fedvi.privacy import ledger as ledgers
 from fedvi.server.core import key_board, protocol
+from fedvi.server.core.membership import let_go
 from fedvi.server.core.run_events import between
 from fedvi.store.memory import MemoryServerStore
 from fedvi.study import build
@@ -184,8 +185,10 @@ def test_a_site_that_is_away_then_is_awaited_or_removed(seven: Assembly) -> None
     state = consortium.coordinator.state
     assert (state.version, key_board.stage(state)) == (joined, 0)
     assert key_board.owing(seven.spec, state) == ("home",)
+    assert let_go(seven.spec, state, tls=True) == "remove_for_now"
     consortium.coordinator.remove("home")
     until_version(consortium, workers, joined + 1)
+    assert let_go(seven.spec, consortium.coordinator.state, tls=True) == "revoke"
     assert "done" in [gone.tick() for _ in range(4)]
     told = between(seven.spec, state, consortium.coordinator.state, None)
     assert "home was removed: the study goes on without it" in [event.text for event in told]

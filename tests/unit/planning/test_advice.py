@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import json
 import math
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,9 +31,10 @@ from fedvi.planning.signals import (
 from fedvi.privacy import accountants, events
 from fedvi.run.simulate import run
 from fedvi.study.build import assemble
-from fedvi.study.config import parse_study
+from fedvi.study.config import load_study, parse_study
 from tests.studies import raw_study, synthetic_logistic
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 SIZE, CLIENTS, RECORDS, DELTA = 6, 4, 500, 1e-5
 NUMBERS = PublicNumbers(SIZE, RECORDS, CLIENTS, rounds=10)
 
@@ -364,6 +366,20 @@ def test_the_commands_print_and_serialise_it(command: str, tmp_path: Any) -> Non
     plain = json.loads(runner.invoke(main, [command, str(path), "--json"]).stdout)["outlook"]
     assert plain["recommended"] == "site_release"
     assert {mode["solver"] for mode in plain["modes"] if mode["current"]} == {"perturbed_update"}
+
+
+def test_a_mode_that_a_study_of_sums_cannot_use_is_left_out() -> None:
+    found = outlook(assemble(load_study(EXAMPLES / "heart-disease" / "study-sums.toml")))
+    notes = {mode.solver: mode.note for mode in found.modes if mode.noise_multiplier is None}
+    assert notes["dp_optimisation"] == notes["perturbed_update"] == 'needs view = "message"'
+    assert "dp_optimisation" not in found.reason
+
+
+def test_a_ratio_that_rests_on_a_guess_says_of_which_columns() -> None:
+    study = load_study(EXAMPLES / "heart-disease" / "study.toml").as_written()
+    assert outlook(assemble(parse_study(study))).guessed == ()
+    del study["data"]["schema"]["age"]["expected"]
+    assert outlook(assemble(parse_study(study))).guessed == ("age",)
 
 
 def test_what_is_said_of_vips_follows_its_noise() -> None:

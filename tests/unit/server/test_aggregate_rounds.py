@@ -12,6 +12,7 @@ from fedvi.federation.messages import Hello, NextTask, Offer, Payload, Receipt, 
 from fedvi.federation.progress import Patience
 from fedvi.privacy import events
 from fedvi.server.core import protocol, run_events, sum_rounds, turns
+from fedvi.server.core.membership import let_go
 from fedvi.server.store.journal import MemoryJournal
 from fedvi.server.watch import page_content
 from fedvi.study import build
@@ -291,6 +292,9 @@ def test_a_client_cannot_be_divided_out(spec):
     state = played(spec, NAMES)
     with pytest.raises(errors.ConfigError, match=r"(?s)sums over clients alone.*fedvi ca revoke"):
         protocol.remove(spec, state, "north", 0.0)
+    # So nobody is told to try; where there are no certificates, none can be revoked.
+    assert let_go(spec, state, tls=True) == "revoke"
+    assert let_go(spec, state, tls=False) == ""
 
 
 def test_the_page_shows_no_head_of_a_ledger_which_rests_on_single_messages(site_spec):

@@ -372,6 +372,15 @@ def test_what_cannot_be_computed_without_it_is_refused_and_changes_nothing(monke
     assert run.state is before
 
 
+def test_who_may_go_is_told_before_it_is_removed():
+    run = Run(make_spec(synchronous(3), quorum=2))
+    assert membership.let_go(run.spec, run.state, tls=False) == "remove"
+    run.state = protocol.remove(run.spec, run.state, "b", 0.0)
+    assert membership.let_go(run.spec, run.state, tls=True) == ""
+    with pytest.raises(errors.ConfigError, match="expected at least 2, the study's quorum"):
+        protocol.remove(run.spec, run.state, "a", 0.0)
+
+
 @pytest.mark.parametrize(
     "stand",
     [

@@ -47,6 +47,9 @@ def test_a_long_pause_is_forgotten_after_twenty_calls(state):
     assert calls.usual("north") == 1.0
 
 
+WAITS = {"awaited": ["north"], "deadline_seconds": None}
+
+
 def row(**fields):
     return {
         "name": "north",
@@ -67,7 +70,14 @@ def row(**fields):
         ({"awaited": ["north"], "deadline_seconds": 90.0}, "the run goes on without it in 90 s"),
         ({"awaited": ["north"], "deadline_seconds": 90.0}, "if enough others have answered"),
         ({"awaited": ["north"], "deadline_seconds": 0.0}, "waits for enough others to answer"),
-        ({"awaited": ["north"], "deadline_seconds": None}, "`fedvi remove north` lets it go on"),
+        (
+            WAITS | {"let_go": "remove"},
+            "`fedvi remove --client north` lets it go on without, for good",
+        ),
+        (WAITS | {"let_go": "remove_for_now"}, "lets it go on without, until `fedvi admit`"),
+        (WAITS | {"let_go": "revoke"}, "`fedvi ca revoke north` lets later rounds go on without"),
+        (WAITS | {"let_go": ""}, "the run waits for it: without it the run cannot go on"),
+        (WAITS | {"let_go": None}, "`fedvi remove --client north` lets it go on without"),
         ({"awaited": [], "deadline_seconds": None}, "the run does not wait for it"),
     ],
 )
