@@ -14,6 +14,7 @@ from fedvi.planning.widths import Widths, why_not, widths
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import Study, parse_study
+from fedvi.study.rare_references import rare_references
 
 __all__ = [
     "MOST_EPSILON",
@@ -104,6 +105,7 @@ def changed(
     view: str | None = None,
     formula: str | None = None,
     clip_norm: float | str | None = None,
+    reference: tuple[str, str] | None = None,
 ) -> Study:
     """Returns a study with changed numbers.
 
@@ -115,6 +117,7 @@ def changed(
       view: of the promise.
       formula: of the model.
       clip_norm: of the solver.
+      reference: a column of levels, and the level with which its others are compared.
     """
     raw = study.as_written()
     if epsilon is not None:
@@ -129,6 +132,12 @@ def changed(
         raw["model"]["formula"] = formula
     if clip_norm is not None:
         raw["solver"]["clip_norm"] = clip_norm
+    if reference is not None:
+        name, first = reference
+        table = raw["data"]["schema"][name]
+        order = sorted(range(len(table["levels"])), key=lambda i: table["levels"][i] != first)
+        table["levels"] = [table["levels"][i] for i in order]
+        table["expected"]["shares"] = [table["expected"]["shares"][i] for i in order]
     most = raw["data"].get("max_records", 1000)
     raw["data"]["max_records"] = max(1, round(most * times))
     for client in raw["clients"]:
@@ -247,6 +256,13 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
         after = _of(functools.partial(changed, study, **change), same)
         if after is not None:
             found.append(Lever(what, 1.0 - _ratio(before, after), change))
+    for each in rare_references(assembly.schema, study.data.columns_schema, assembly.design):
+        change = {"reference": (each.name, each.best)}
+        after = _of(functools.partial(changed, study, **change))
+        if after is not None:
+            what = f"{each.best!r} in place of {each.first!r} as the reference of {each.name}"
+            what += ", for its intervals"
+            found.append(Lever(what, 1.0 - _ratio_of(each.name, before, after), change))
     return tuple(
         sorted((one for one in found if one.narrower > _WORTH), key=lambda one: -one.narrower)
     )
@@ -257,6 +273,15 @@ def _ratio(before: Widths, after: Widths) -> float:
     old = {row.name: row.sd for row in before.rows}
     new = [row.sd / old[row.name] for row in after.rows if is_effect(row.name) and row.name in old]
     return float(np.median(new)) if new else 1.0
+
+
+def _ratio_of(column: str, before: Widths, after: Widths) -> float:
+    """Returns the ratio of the median width of a column's levels, whichever they are compared with."""
+    new, old = (
+        np.median([row.sd for row in found.rows if row.name.startswith(f"{column}[")])
+        for found in (after, before)
+    )
+    return float(new / old)
 
 
 def _fewer_columns(assembly: Assembly) -> str:

@@ -314,7 +314,7 @@ def assemble(study: Study) -> Assembly:
         warnings=(
             *_warnings(study, model),
             *implausible(study, norm),
-            *rare_references(schema, study.data.columns_schema, design),
+            *(each.warning for each in rare_references(schema, study.data.columns_schema, design)),
             *_unspent(study, made),
             *_guessable(study, made.solver),
         ),

@@ -1,13 +1,13 @@
 """Finds columns of levels whose reference few records are expected to have."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedvi.data.expected import parse_expected
 from fedvi.data.formula import Design
 from fedvi.data.schema import Level, Schema
 
-__all__ = ["FEW_LEVELS", "RARE", "rare_references"]
+__all__ = ["FEW_LEVELS", "RARE", "RareReference", "rare_references"]
 
 RARE = 0.05
 """A reference that fewer records have makes the intervals of all other levels wide."""
@@ -15,10 +15,35 @@ FEW_LEVELS = 3
 """With fewer levels there is one interval, whichever is the reference."""
 
 
+class RareReference(NamedTuple):
+    """A column of which few records are expected to have the reference.
+
+    Attributes:
+      name: of the column.
+      first, share: its reference, and the share of the records that are expected to have it.
+      best, better: its most frequent level, and that share.
+    """
+
+    name: str
+    first: str
+    share: float
+    best: str
+    better: float
+
+    @property
+    def warning(self) -> str:
+        return (
+            f"data.schema.{self.name}.levels: about {100.0 * self.share:.2g} % of the records are expected "
+            f"to have the reference {self.first!r}, with which all others are compared, so that all "
+            f"intervals of {self.name} are wide. Put {self.best!r} first, which about "
+            f"{100.0 * self.better:.2g} % have"
+        )
+
+
 def rare_references(
     schema: Schema, tables: Mapping[str, Mapping[str, Any]], design: Design | None
-) -> Iterator[str]:
-    """Yields a warning for each column whose declared shares make its reference rare.
+) -> Iterator[RareReference]:
+    """Yields each column whose declared shares make its reference rare.
 
     Nothing else tells before a run: the survey of `site_release` has noise of about that size in a share.
 
@@ -36,9 +61,5 @@ def rare_references(
         # `0 +` in a formula gives every level a coefficient, and the column no reference.
         if shares is None or shares[0] >= RARE or first in names or not {*others} <= {*names}:
             continue
-        share, best = max(zip(shares, column.levels, strict=True))
-        yield (
-            f"data.schema.{name}.levels: about {100.0 * shares[0]:.2g} % of the records are expected to "
-            f"have the reference {column.levels[0]!r}, with which all others are compared, so that all "
-            f"intervals of {name} are wide. Put {best!r} first, which about {100.0 * share:.2g} % have"
-        )
+        better, best = max(zip(shares, column.levels, strict=True))
+        yield RareReference(name, column.levels[0], shares[0], best, better)

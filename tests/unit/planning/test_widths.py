@@ -171,6 +171,23 @@ def test_a_belief_that_cannot_be_is_refused_by_name(
         widths(planned(raw))
 
 
+def test_a_rare_reference_is_named_among_what_would_help() -> None:
+    raw = raw_plan()
+    raw["model"]["formula"] += " + stage"
+    raw["data"]["schema"]["stage"] = {
+        "type": "level",
+        "levels": ["I", "II", "III"],
+        "expected": {"shares": [0.01, 0.6, 0.39]},
+    }
+    best, *others = scenarios.levers(planned(raw))
+    assert best.what == "'II' in place of 'I' as the reference of stage, for its intervals"
+    # The variance of III against the reference: 1/.01 + 1/.39 to 1/.6 + 1/.39; that of I stays large.
+    assert 0.2 < best.narrower < 0.8
+    assert not any("reference" in one.what for one in others)
+    raw["data"]["schema"]["stage"]["expected"]["shares"] = [0.4, 0.59, 0.01]
+    assert not any("reference" in one.what for one in scenarios.levers(planned(raw)))
+
+
 def test_a_correlation_with_a_column_of_the_second_half_stops_no_plan_of_the_first() -> None:
     raw = raw_plan(1.0)
     raw["data"]["schema"]["age"]["expected"]["correlations"] = {"male": 0.3}
