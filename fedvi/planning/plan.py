@@ -8,6 +8,7 @@ from typing import Any
 
 from fedvi import errors
 from fedvi.planning import width_tables
+from fedvi.planning.priors import quarrels
 from fedvi.planning.signals import given_clip_norm, noise_left
 from fedvi.planning.widths import Widths, why_not, widths
 from fedvi.privacy import events
@@ -137,7 +138,7 @@ class Plan(Speaks):
             ("clients", f"{len(self.clients)}: {', '.join(self.clients[:_MOST_NAMES])}"),
             ("digest", f"{self.digest[:16]}… (every site must have the same)"),
         ]
-        warnings = tuple(filter(None, (self.mark, *self.warnings)))
+        warnings = tuple(filter(None, (self.mark, *self.warnings, *quarrels(self.assembly))))
         expected: tuple[Table, ...] = ()
         lines: tuple[str, ...] = ()
         if not self._no_widths:

@@ -15,6 +15,7 @@ from fedvi import errors
 from fedvi.cli.main import main
 from fedvi.data.source import ArraySource
 from fedvi.planning import made_up, priors, scenarios
+from fedvi.planning.plan import plan
 from fedvi.planning.widths import detectable, expectation, why_not, widths
 from fedvi.run.simulate import run
 from fedvi.study.build import assemble
@@ -222,6 +223,7 @@ def test_a_unit_that_nobody_chose_and_a_prior_for_a_step_quarrel() -> None:
     # exp(1.96 · 20 / 100): of the step that is named, and not of the assumed sd of 25.
     assert "20 more change the odds by a factor of 1.5 at most (95 %)" in said
     assert "State center and scale = 20, or a wider prior.scale" in said
+    assert said in plan(planned(raw)).summary().text(2_000)
     raw["prior"]["scale"] = 2.5
     assert not priors.quarrels(planned(raw))
 
