@@ -340,7 +340,11 @@ def _check(name: str, table: dict[str, Any]) -> None:
 
 
 def _remark(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
-    said = _unseen(name, guess, table), _rare_reference(name, guess, table)
+    said = (
+        _unseen(name, guess, table),
+        _undeclared(guess, table),
+        _rare_reference(name, guess, table),
+    )
     return "\n".join(filter(None, said))
 
 
@@ -361,6 +365,25 @@ def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> 
         f"few records of this file have {first}, with which all others are compared: all intervals of "
         f"{name} would be wide. If another level is common everywhere, correct {name} with `back`, and put "
         "it first"
+    )
+
+
+def _undeclared(guess: "Guess | None", table: dict[str, Any]) -> str:
+    """Says how many cells are neither a level nor a true or false that was declared; "" if few are."""
+    from fedvi.data.guess import spelt
+    from fedvi.data.schema import as_code
+
+    declared = declarations.cells_of(table)
+    if guess is None or not declared or guess.different > len(guess.values):
+        return ""
+    known = {spelt(as_code(cell)) for cell in declared}
+    others = guess.cells - guess.missing - sum(n for cell, n in guess.values if cell in known)
+    tenths = round(10.0 * others / max(guess.cells, 1))
+    if tenths == 0:
+        return ""
+    return (
+        f"about {10 * tenths} % of its cells are none of these: records with them are left out, or have a "
+        "missing cell if you name them in the study's missing_values"
     )
 
 

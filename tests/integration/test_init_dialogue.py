@@ -344,7 +344,12 @@ def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
         assert "no cell of the file is male. If that is a slip, correct sex with `back`" in said
         assert "expected two or more different names" in asked.say("stage: what", "back")
         asked.say("sex: what it may hold", "binary:m/f")
-        assert "no cell" not in asked.say("stage: what it may hold", "level:1,II,III,IV")
+        assert "no cell" not in asked.say("stage: what it may hold", "level:II,III")
+        said = asked.say("lactate: what it may hold", "back")
+        assert "about 30 % of its cells are none of these: records with them are left out" in said
+        assert "none of these" not in asked.say("stage: what it may hold", "level:I,II,III")
+        asked.say("lactate: what it may hold", "back")
+        asked.say("stage: what it may hold", "level:1,II,III,IV")
         # Of a bound that nobody knows: the column may still leave the formula.
         said = asked.say("lactate: what it may hold", "")
         assert "no cell of the file is 1. If" in said
