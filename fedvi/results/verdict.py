@@ -46,7 +46,7 @@ _AGREE = 1.5
 # The released curvature is used if it makes the sd smaller than this part of the prior's.
 _SEEN = 0.5
 _NAMED = 8
-# Where noise costs as much as this part of the records, intervals are the prior's.
+# Where noise costs as much as this part of the records, it hides nearly all that they say.
 _ALL_LOST = 0.98
 # The rounds that show a pace; and the pace above which no number of rounds is foretold.
 _PACE, _STILL = 4, 0.95
@@ -303,13 +303,12 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
         if verdict.effective is not None and more > 1.05:
             # A share of the records, since their number is not published.
             lost = 1.0 - verdict.effective / verdict.records
-            mark, of = ":", "the noise"
+            of = "the noise"
             if lost > _ALL_LOST:
-                # How wide a prior is beside a fit without noise says nothing of this one.
-                said = "the noise hides nearly all that the records say: intervals are the prior's"
-                mark, of = ";", "it"
+                # The ratio may then be that of the prior to a fit without noise, not of this run.
+                said, of = "the noise hides nearly all that the records say", "it"
             share = tables.share_in_words(lost)
-            said += f"{mark} {of} costs as much as leaving out {share} of the records would"
+            said += f": {of} costs as much as leaving out {share} of the records would"
         yield said
     if verdict.settled and not verdict.alarms:
         yield (

@@ -99,6 +99,16 @@ def test_too_many_columns_are_told() -> None:
     assert found.wants_help
 
 
+def test_noise_that_costs_nearly_all_records_is_not_said_to_leave_the_prior() -> None:
+    # Of many records, an interval seven times as wide as without noise may be far narrower than the prior.
+    found = verdicts.Verdict(3, ("age",), {"age": 8.0}, 100_000, 1_600, True, ())
+    _, said, *_ = verdicts.lines(found)
+    assert said == (
+        "the noise hides nearly all that the records say: it costs as much as leaving out about 98 % of "
+        "the records would"
+    )
+
+
 def test_a_dead_site_is_named() -> None:
     given = sources()
     given["s2"] = ArraySource(given["s2"].records, np.zeros(600, bool))
