@@ -88,10 +88,9 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
             if back != update.version:
                 lines.append(f"sums after version {update.version} are without {name}{until}")
         for name in update.removed if spec.gather is None else ():
-            answers = sum(name in before.clients for before in state.history)
             lines.append(
                 f"{name} was removed at version {update.version}: its factor is not in the posterior, "
-                f"and its {answers} folded answers stay charged"
+                "and what it was charged stays charged"
             )
     lines.append(f"kept in {folder / RESULT}; what it cost: fedvi ledger show {folder}")
     tables.say(lines)

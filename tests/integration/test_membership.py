@@ -184,7 +184,7 @@ def test_an_operator_removes_a_client_and_adds_another_by_command_and_the_poster
         for client in clients:
             client.end(0)
         output = at.end(0)
-    assert "east was removed at version 1" in output
+    assert "east was removed at version 1: its factor is not in the posterior, and what" in output
     assert "south was added at version 1" in output
     result = json.loads((state / "result" / "result.json").read_text())
     assert {row["name"]: row["removed"] for row in result["clients"]} == {

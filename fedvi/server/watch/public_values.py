@@ -17,6 +17,9 @@ _LET_GO = {
     "": "without it the run cannot go on",
 }
 
+# Seconds after which a client that has never called is worth a line.
+_PATIENCE = 120.0
+
 
 def run_as_dict(run: Any) -> dict[str, Any]:
     """Returns a run (an admin ``Run``) as plain values for JSON; unknown values are null."""
@@ -91,28 +94,32 @@ def remarks(run: Mapping[str, Any]) -> list[str]:
 
 
 def _silences(run: Mapping[str, Any]) -> list[str]:
-    left = run["deadline_seconds"]
     found = []
     for row in run["clients"]:
-        if not row["silent"]:
-            continue
         seen, usual = row["seen_seconds"], row["usual_seconds"]
-        since = "not heard of since the server started" if seen is None else f"for {span(seen)}"
-        rhythm = (
-            ""
-            if usual is None
-            else f", usually heard of every {span(max(usual, 1.0))} or more often"
-        )
-        if row["name"] not in run["awaited"]:
-            then = "the run does not wait for it"
-        elif left is None:
-            then = "the run waits for it: " + _LET_GO[run["let_go"]].format(row["name"])
-        elif left == 0.0:
-            then = "its time is over, and the run waits for enough others to answer"
-        else:
-            then = f"the run goes on without it in {span(left)}, if enough others have answered"
-        found.append(f"{row['name']} is SILENT {since}{rhythm}; {then}")
+        if row["silent"]:
+            since = "not heard of since the server started" if seen is None else f"for {span(seen)}"
+            rhythm = (
+                ""
+                if usual is None
+                else f", usually heard of every {span(max(usual, 1.0))} or more often"
+            )
+            found.append(f"{row['name']} is SILENT {since}{rhythm}; {_then(run, row['name'])}")
+        elif row["state"] == "unseen" and (run["uptime_seconds"] or 0.0) > _PATIENCE:
+            found.append(f"{row['name']} has not called yet; {_then(run, row['name'])}")
     return found
+
+
+def _then(run: Mapping[str, Any], name: str) -> str:
+    """Says what happens next if a client stays away."""
+    left = run["deadline_seconds"]
+    if name not in run["awaited"]:
+        return "the run does not wait for it"
+    if left is None:
+        return "the run waits for it: " + _LET_GO[run["let_go"]].format(name)
+    if left == 0.0:
+        return "its time is over, and the run waits for enough others to answer"
+    return f"the run goes on without it in {span(left)}, if enough others have answered"
 
 
 def _unfolded(run: Mapping[str, Any]) -> list[str]:

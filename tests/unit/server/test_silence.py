@@ -88,6 +88,14 @@ def test_a_silent_client_is_told_with_its_rhythm_and_what_happens_next(run, said
     assert state_of(row()) == "working, SILENT"
 
 
+def test_who_has_never_called_is_told_of_once_there_was_time_to():
+    run = WAITS | {"let_go": "remove"}
+    never = row(state="unseen", silent=False, seen_seconds=None, visits=0, charged=0)
+    assert remarks({**run, "uptime_seconds": 60.0, "clients": [never]}) == []
+    (line,) = remarks({**run, "uptime_seconds": 130.0, "clients": [never]})
+    assert line.startswith("north has not called yet; the run waits for it: `fedvi remove")
+
+
 def test_who_calls_several_times_a_second_is_heard_of_every_second():
     run = {"awaited": [], "deadline_seconds": None}
     (line,) = remarks({**run, "clients": [row(usual_seconds=0.2)]})
