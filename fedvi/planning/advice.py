@@ -403,12 +403,15 @@ def _recommended(
         for kind, value in sorted(able.items(), key=lambda item: -item[1])
         if kind != best
     )
+    lead = (
+        f"keep {best}, since no other mode promises clearly more"
+        if best == own
+        else f"{best} promises most"
+    )
     reason = (
-        f"{best} promises most, about {able[best]:.2g} to 1 on a coefficient if records are as assumed: "
+        f"{lead}: about {able[best]:.2g} to 1 on a coefficient if records are as assumed; "
         f"{ability(best).strength}" + (f" (others: {others})" if others else "")
     )
-    if best == own:
-        reason = reason.replace("promises most", "is as good as any", 1)
     if able[best] < _FAINT:
         reason += (
             f"; but that is little: noise alone leaves an sd of about {numbers.prior_sd / able[best]:.2g} "
