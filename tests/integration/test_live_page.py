@@ -204,7 +204,7 @@ def test_looking_changes_nothing_and_shows_what_operators_see(tmp_path: Path) ->
     assert set(run) == {
         "server", "study", "digest", "fedvi", "status", "reason", "tls", "schedule", "version",
         "rounds", "rounds_planned", "stage", "gap", "damping", "uptime_seconds", "awaited",
-        "deadline_seconds", "epsilon_budget", "unpriced", "clients", "time", "promise", "members",
+        "deadline_seconds", "let_go", "epsilon_budget", "unpriced", "clients", "time", "promise", "members",
         "folds", "folds_earlier", "spending", "events",
     }  # fmt: skip
 
