@@ -101,15 +101,13 @@ def _effect(text: str, found: "Widths") -> tuple[str, float]:
     name, _, value = text.rpartition("=")
     try:
         size = float(value)
-        size = abs(math.log(size)) if found.ratio else abs(size)
+        size = math.log(size) if found.ratio else size
     except ValueError:
         size = math.nan
-    if not name or not 0.0 < size < math.inf:
-        what = (
-            "RATIO, of a ratio other than 1" if found.ratio else "DIFFERENCE, of one other than 0"
-        )
+    if not name or not 0.0 < abs(size) < width_tables.largest(found.ratio):
+        what = "RATIO, a ratio above 0 other than 1" if found.ratio else "DIFFERENCE, other than 0"
         raise errors.ConfigError(
-            f"--effect is {text!r}, expected NAME={what}",
+            f"--effect is {text!r}, expected NAME={what}, of a size that a study could look for",
             "e.g. --effect diabetes=1.3",
         )
     return name, size
@@ -161,7 +159,10 @@ def _needs(found: "Needs", assembly: "Assembly", plan: "Widths") -> str:
     study, ratio = assembly.study, plan.ratio
     # Of a number, a ratio is one for a unit of the coefficient, which is seldom one of the file.
     unit = next((f" {row.unit}" for row in plan.rows if row.name == found.name and row.unit), "")
-    wanted = f"{found.name}, {effect_name(ratio)} {size(found.effect, ratio)}{unit}"
+    far = size(abs(found.effect), ratio)
+    if ratio and found.effect < 0.0:
+        far = f"{math.exp(found.effect):.3g}, as far from 1 as {far},"
+    wanted = f"{found.name}, {effect_name(ratio)} {far}{unit}"
     stated = all(row.stated for row in plan.rows if row.name == found.name)
     now = f"smallest here {size(found.detectable, ratio, '' if stated else '≥ ')}"
     ways = [
@@ -177,7 +178,7 @@ def _needs(found: "Needs", assembly: "Assembly", plan: "Widths") -> str:
     if not study.privacy.private:
         kept = kept[-2:]
     if study.privacy.private and found.epsilon is None:
-        if found.open_detectable > found.effect:
+        if found.open_detectable > abs(found.effect):
             now += ", and no ε is enough: the records are too few even without noise"
         else:
             now += f", and no ε up to {MOST_EPSILON:g} is enough with these records"

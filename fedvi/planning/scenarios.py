@@ -66,7 +66,7 @@ class Needs(NamedTuple):
 
     Attributes:
       name: of the coefficient.
-      effect: its size, on the scale of coefficients.
+      effect: on the scale of coefficients.
       detectable, open_detectable: the smallest effects for the study as it is, with and without noise.
       epsilon: a sufficient ε, with these records.
       records: per site, at this ε.
@@ -179,24 +179,25 @@ def needs(assembly: Assembly, name: str, effect: float) -> Needs:
     Args:
       assembly: of a private study.
       name: of a coefficient.
-      effect: on the coefficient's scale, above 0; for a ratio r, |log r|.
+      effect: on the coefficient's scale, other than 0; for a ratio r, log r.
 
     Raises:
-      ConfigError: the study has no such coefficient.
+      ConfigError: the study has no such coefficient, or does not compare it with 0.
     """
     study, made = assembly.study, made_up(assembly)
     now = widths(assembly, made=made)
     names = [row.name for row in now.rows]
-    if name not in names:
+    effects = [each for each in names if is_effect(each)]
+    if name not in effects:
         raise errors.ConfigError(
-            f"--effect names {name!r}, which is no coefficient of the study",
-            errors.did_you_mean(name, names),
+            f"--effect names {name!r}, which is no effect that the study estimates",
+            errors.did_you_mean(name, effects),
         )
     row = now.rows[names.index(name)]
 
     def does(make: Callable[[], Study]) -> bool:
         found = _of(make, made)
-        return found is not None and found.rows[names.index(name)].detectable <= effect
+        return found is not None and found.rows[names.index(name)].detectable <= abs(effect)
 
     epsilon = None
     if study.privacy.private:

@@ -16,6 +16,7 @@ __all__ = [
     "clipped",
     "effect_name",
     "guessed",
+    "largest",
     "said_beside",
     "size",
     "smallest_told",
@@ -44,12 +45,13 @@ def size(effect: float, ratio: str, mark: str = "") -> str:
     >>> size(0.5, "odds", "≥ "), size(0.5, ""), size(math.inf, "odds", "≥ ")
     ('≥ 1.65', '0.5', '–')
     """
-    if not effect < _largest(ratio):
+    if not effect < largest(ratio):
         return "–"
     return mark + (f"{math.exp(effect):.3g}" if ratio else f"{effect:.2g}")
 
 
-def _largest(ratio: str) -> float:
+def largest(ratio: str) -> float:
+    """Returns the size, on the coefficient's scale, from which no study could be about an effect."""
     return _LARGEST_LOG_RATIO if ratio else _LARGEST_DIFFERENCE
 
 
@@ -93,7 +95,7 @@ def guessed(found: "Widths") -> str:
 def worth(found: "Widths") -> str:
     """Says how many effects have little chance to stand out, whatever their size; "" if none has."""
     effects = [row for row in found.rows if is_effect(row.name)]
-    lost = [row for row in effects if not row.detectable < _largest(found.ratio)]
+    lost = [row for row in effects if not row.detectable < largest(found.ratio)]
     if not lost:
         return ""
     same = sum(row.sd > _SAME * row.prior_sd for row in lost)

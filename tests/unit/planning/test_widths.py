@@ -139,8 +139,30 @@ def test_what_it_takes_does_it_and_little_less_does_not() -> None:
 
 
 def test_an_effect_of_no_coefficient_is_refused() -> None:
-    with pytest.raises(errors.ConfigError, match="no coefficient"):
+    with pytest.raises(errors.ConfigError, match="no effect that the study estimates"):
         scenarios.needs(planned(raw_plan()), "mail", 0.3)
+    with pytest.raises(errors.ConfigError, match=r"'\(Intercept\)', which is no effect"):
+        scenarios.needs(planned(raw_plan()), "(Intercept)", 0.3)
+
+
+@pytest.mark.parametrize("effect", ["male", "male=1", "male=-2", "male=abc", "male=1e9", "male=0"])
+def test_an_effect_that_nobody_could_look_for_is_refused(tmp_path: Path, effect: str) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(raw_plan(1.0)))
+    done = CliRunner().invoke(main, ["plan", str(path), "--effect", effect])
+    assert done.exit_code == 2
+    assert (
+        f"--effect is {effect!r}, expected NAME=RATIO, a ratio above 0 other than 1" in done.output
+    )
+
+
+def test_a_ratio_below_1_takes_what_its_inverse_takes(tmp_path: Path) -> None:
+    path = tmp_path / "study.json"
+    path.write_text(json.dumps(raw_plan(1.0)))
+    asked = ["--effect", "male=2", "--effect", "male=0.5"]
+    above, below = CliRunner().invoke(main, ["plan", str(path), *asked]).output.split("male, ")[1:]
+    assert below.startswith("odds ratio 0.5, as far from 1 as 2, (smallest here")
+    assert above.split("it takes")[1].splitlines()[0] == below.split("it takes")[1].splitlines()[0]
 
 
 def test_beliefs_change_neither_digest_nor_ledger() -> None:
@@ -343,7 +365,7 @@ def test_the_command_prints_widths_needs_prior_and_help(tmp_path: Path) -> None:
     raw["model"] = {"kind": "linear", "formula": "score ~ age + male"}
     path.write_text(json.dumps(raw))
     refused = CliRunner().invoke(main, ["plan", str(path), "--effect", "male=0"])
-    assert "expected NAME=DIFFERENCE, of one other than 0" in refused.output
+    assert "expected NAME=DIFFERENCE, other than 0, of a size" in refused.output
 
 
 def test_what_rests_on_a_guess_is_marked(tmp_path: Path) -> None:
