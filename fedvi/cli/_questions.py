@@ -48,6 +48,12 @@ costs time alone."""
 _ROWS = """From the protocol, as how often a patient can come; not counted in a file. Of a patient with more
 rows, the first in the file are used. All rows of a patient are clipped together: one with many counts about
 as much as one with a single row. 1: one row each; sort the file so that the one you want comes first."""
+_EPSILON = """How much somebody who sees all that leaves the sites can learn of one record or patient. At
+ε = 1 at most 73 of 100 guesses between two equally likely cases are right; without the study it would be
+50. A smaller ε promises more, and makes intervals wider. See docs/guides/choose-epsilon.md."""
+_RELATION = """What nobody may tell from what leaves the sites. substitute: which of two records, or
+patients, a site holds. add_remove: whether it holds one at all. substitute promises more at the same ε, and
+needs about twice the noise. See docs/concepts/views-and-relations.md."""
 _NAMED = 6
 
 
@@ -300,9 +306,8 @@ class Asked(NamedTuple):
                     )
         else:
             repeated, people = _repeated(said, guesses)
-            why = "ε bounds how much one unit can change what is seen; 1 is a common promise."
-            read = positive()
-            yield Question("epsilon", "ε over the whole study", why, read, "1", given["epsilon"])
+            words, read = "ε over the whole study", positive()
+            yield Question("epsilon", words, _EPSILON, read, "1", given["epsilon"])
             words, unit = "Unit (record, patient)", "patient" if people else "record"
             if repeated:
                 words = f"{repeated} repeats, so that a patient may have several rows. {words}"
@@ -318,9 +323,10 @@ class Asked(NamedTuple):
                 yield Question("unit-column", words, why, read_column, default, column)
                 yield from self._rows(said, guesses)
             words = "Neighbouring relation (substitute, add_remove)"
-            why = "substitute: one unit is another; add_remove: one unit is there or not."
             read_relation = choice(("substitute", "add_remove"))
-            yield Question("relation", words, why, read_relation, "substitute", given["relation"])
+            yield Question(
+                *("relation", words, _RELATION, read_relation, "substitute", given["relation"])
+            )
             words = f"Declare that no {said['unit']} is at two sites (yes, no)"
             why = "no: the ε of all sites together counts a person at each of them. yes: it is one site's."
             sure = None if given["disjoint"] is None else ("yes" if given["disjoint"] else "no")
