@@ -28,10 +28,8 @@ def check_sampler(sampler: Sampler, step: events.Event, slots: int, key: Key) ->
     Each check fails by chance once in ten thousand.
 
     Args:
-      sampler: the sampler under audit.
       step: the event at which one draw is charged.
       slots: the number of slots of a shard; all are filled.
-      key: for the audit's draws.
     """
     draws = int(np.clip(2_000_000 // max(slots, sampler.capacity), 50, 4000))
     indices, mask = _draws(sampler, slots, jax.random.split(key, draws))

@@ -84,8 +84,6 @@ def profile(
       claim: the event of all steps together; the noise multiplier of its sums scores the outcomes.
       accountant: whose δ(ε) is the claim.
       delta: of the statement.
-      key: for the audit's trials.
-      count: trials a side.
     """
     left = run(trials, pair.left, jax.random.fold_in(key, 0), count)
     right = run(trials, pair.right, jax.random.fold_in(key, 1), count)

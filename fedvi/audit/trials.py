@@ -90,7 +90,6 @@ def worst_pairs(step: events.Event, relation: events.Relation, slots: int) -> li
 
     Args:
       step: the event of one noised total.
-      relation: of the claim.
       slots: the number of slots of a shard; all are filled.
 
     Raises:

@@ -16,7 +16,6 @@ def quoted(path: Path, digest: str) -> str:
 
     Args:
       path: of the JSON that an audit printed.
-      digest: of the study that was run.
 
     Raises:
       ConfigError: the file is no audit, or that of another study.

@@ -27,9 +27,7 @@ def shard_of(assembly: Assembly, data: Path | None, seed: int) -> Shard:
     """Returns records for the replay, padded as a client pads its own.
 
     Args:
-      assembly: the study.
       data: a file to read them from; None: they are drawn evenly within the schema's bounds.
-      seed: of the draws.
 
     Raises:
       DataError: fewer than 3 records are usable.

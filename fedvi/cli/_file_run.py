@@ -29,15 +29,7 @@ __all__ = ["Run", "opened", "rows"]
 
 
 class Run(NamedTuple):
-    """A run whose clients come by hand.
-
-    Attributes:
-      study: its file.
-      plan: of the study.
-      folder: of the server's state.
-      hand: takes requests.
-      roster: of who is let in.
-    """
+    """A run whose clients come by hand."""
 
     study: Path
     plan: ServerPlan
@@ -78,9 +70,7 @@ def opened(
     Whose certificate was revoked since is waited for no more, as with a server.
 
     Args:
-      study: its file.
       state: the folder; `.fedvi/STUDY/server` if None.
-      tls: the server's folder of certificates.
       roster: the file of who is let in; the one in `tls` if None.
       begins: whether a run may begin here, where none is found.
 

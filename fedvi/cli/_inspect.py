@@ -29,10 +29,7 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
     """Prints what a file looks like.
 
     Args:
-      path: the file.
-      names: of its columns.
       named: whether they were given, because the file does not have them.
-      as_json: whether to print JSON.
     """
     from fedvi.data import guess
 
@@ -83,7 +80,6 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
       source: the study.
       path: the file; None takes the one that the study names.
       name: of the client whose file it is; None if ``path`` is given.
-      as_json: whether to print JSON.
 
     Raises:
       ConfigError: the study cannot be read, or names no such client or file.

@@ -97,11 +97,7 @@ class _Watched:
         return self._run["status"] in _OVER
 
     def ask(self, stub: Any) -> None:
-        """Asks where the run stands.
-
-        Raises:
-          FedviError: what went wrong.
-        """
+        """Asks where the run stands."""
         from fedvi.transport._wire import admin_pb2 as pb
 
         run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
@@ -111,11 +107,7 @@ class _Watched:
         """Hears what happens, for a second or until the run ends.
 
         Args:
-          stub: of the AdminService.
           draw: called now and then.
-
-        Raises:
-          FedviError: what went wrong.
         """
         from fedvi.transport._wire import admin_pb2 as pb
 

@@ -289,8 +289,6 @@ def _header(source: Path | None, given: Mapping[str, Any], flag: str = "") -> "N
     """Returns names of columns that were given, or reads and shows them: a first line may be a record.
 
     Args:
-      source: the file, if there is one.
-      given: what flags gave.
       flag: the one that named the file, for errors.
 
     Raises:

@@ -285,7 +285,6 @@ class SigmoidBeliefNetwork:
         baseline is the best constant prediction of each unit.
 
         Args:
-          posterior: q.
           y: [N, P], zeros and ones.
           together: how many records are in memory at a time.
 

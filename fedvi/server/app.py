@@ -174,9 +174,7 @@ class App:
     """A server over one run.
 
     Args:
-      spec: of the run.
       store: holds its state; the caller closes it.
-      settings: operational settings.
       journal: the operational log; in memory if None.
       on_ready: called once the ports are open.
       on_end: called, in a thread, once the run has ended, before the server waits for clients.
@@ -434,11 +432,7 @@ async def _listen(
 
 
 def _refuse_to_go_on(time_keeper: asyncio.Task[None]) -> None:
-    """Ends a server whose time keeper failed, since it would miss deadlines and revocations.
-
-    Raises:
-      FedviError: the time keeper raised an error.
-    """
+    """Ends a server whose time keeper failed, since it would miss deadlines and revocations."""
     error = time_keeper.exception()
     if error is None:
         return

@@ -36,7 +36,6 @@ class Coordinator:
     A failed save changes nothing: its error is raised, and the request may be sent again.
 
     Args:
-      spec: what the run agrees on.
       store: holds the state; a stored state is continued.
       on_update: called after each fold with its public record, e.g. to show progress.
       clock: monotonic seconds, for deadlines.

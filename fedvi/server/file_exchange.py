@@ -52,7 +52,6 @@ class Hand:
     """Passes requests between a coordinator and the files of clients.
 
     Args:
-      spec: of the run.
       coordinator: answers the requests; its clock should stand still, since files have no deadline.
       tell: called with each event.
     """
@@ -79,7 +78,6 @@ class Hand:
         and the client compares it with its own. The server compares them when the answer comes.
 
         Args:
-          client: of the study.
           folder: an existing folder.
           tls: the server's folder of certificates, to sign with.
 

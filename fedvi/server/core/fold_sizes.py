@@ -101,8 +101,6 @@ def cannot_fail(spec: Any, state: Any, size: float) -> bool:
     """Whether any answers of this total size can be folded into the state.
 
     Args:
-      spec: of the run.
-      state: before the fold.
       size: from ``with_answer``.
     """
     if not _is_dense(_Same(spec.family)):

@@ -49,7 +49,6 @@ class ByClient(Mapping[str, Any]):
         """Converts a mapping.
 
         Args:
-          found: any mapping.
           names: all names that may ever be keys, in order; further keys of ``found`` follow.
         """
         places = {name: place for place, name in enumerate(dict.fromkeys((*names, *found)))}

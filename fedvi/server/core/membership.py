@@ -68,10 +68,7 @@ def remove(spec: ServerSpec, state: ServerState, name: str, now: float) -> Serve
     gives no privacy and returns no budget: what the client released has been seen.
 
     Args:
-      spec: of the run.
-      state: before the removal.
       name: of a client that holds records.
-      now: seconds of a monotonic clock, the same in all calls.
 
     Raises:
       ConfigError: there is no such client, or fewer clients than the quorum would be left.
@@ -137,12 +134,6 @@ def admit(spec: ServerSpec, state: ServerState, name: str, now: float) -> Server
     The client has the turns that are left, and its ledger begins empty. Noise, prices and thresholds
     are those of all clients of the study anyway. A mean over rounds, where the server computes one, begins
     anew: earlier sums are without this client's records. Admitting a client again changes nothing.
-
-    Args:
-      spec: of the run.
-      state: before.
-      name: of the client.
-      now: seconds of a monotonic clock, the same in all calls.
 
     Raises:
       ConfigError: there is no such client, or the study has no masked sums that clients may miss.

@@ -83,7 +83,6 @@ def price(
 
     Args:
       budget: gives the accountant and δ.
-      ledgers_now: by client.
       known: cache of ε by event; new prices are added to it.
 
     Raises:

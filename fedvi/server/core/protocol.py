@@ -124,8 +124,6 @@ def step(
     """Answers one request.
 
     Args:
-      spec: of the run.
-      state: before the request.
       request: from a client whose name was checked against its certificate.
       now: seconds of a monotonic clock, the same in all calls.
 
@@ -202,10 +200,7 @@ def revoke(spec: ServerSpec, state: ServerState, names: Collection[str], now: fl
     Their earlier answers still count. A client that is enrolled again is back with its next call.
 
     Args:
-      spec: of the run.
-      state: before.
       names: clients that the roster no longer admits; names that are not in the study change nothing.
-      now: seconds of a monotonic clock, the same in all calls.
     """
     for name in spec.clients:
         if name in names:

@@ -64,9 +64,6 @@ def between(
     """Lists what changed from one state to the next.
 
     Args:
-      spec: of the run.
-      before: the state before the request or tick.
-      after: the state after it.
       request: the cause; None for a tick or an operator's action.
     """
     found: list[RunEvent] = []
@@ -144,8 +141,6 @@ def folded(spec: ServerSpec, update: Update, away: Mapping[str, str]) -> str:
     """Describes a fold: who answered, who was missing, the step, and how far the posterior moved.
 
     Args:
-      spec: of the run.
-      update: the fold.
       away: client → why it is away; revoked clients are marked.
     """
     parts = [

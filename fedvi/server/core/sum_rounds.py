@@ -54,7 +54,6 @@ def exact(gather: Gather, value: Mapping[str, np.ndarray], like: Eta, clients: i
     The result is not a change of a factor: only ``totals`` of a whole round gives one.
 
     Args:
-      gather: how answers are added up.
       value: an answer's arrays, float64, whole numbers times the step.
       like: an η of the family, which has room for all of them.
       clients: M, the most answers in a sum.
@@ -85,8 +84,6 @@ def totals(
     """Adds up the answers of a round exactly, and returns the sum as one answer's arrays.
 
     Args:
-      gather: how answers are added up.
-      answers: of the round.
       added, subtracted: keys of the mask streams left in the sum; see ``masks.opened``.
       surplus: (layer, its key) of each layer of noise in the sum that is to be taken off.
 
@@ -146,10 +143,6 @@ def _unmasked(
 
 def masked_words(gather: Gather, answer: Change) -> np.ndarray:
     """Returns the words of a masked answer as its site sent them, from the form of ``exact``.
-
-    Args:
-      gather: how answers are added up; with ``bits``.
-      answer: from ``exact``.
 
     Returns:
       [D + ``masks.GUARD``], int32 or int64.

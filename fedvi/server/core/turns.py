@@ -56,13 +56,7 @@ __all__ = [
 
 
 def tick(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
-    """Applies the passing of time: a client that exceeds its deadline is away, and its turn is skipped.
-
-    Args:
-      spec: of the run.
-      state: before.
-      now: seconds of a monotonic clock, the same in all calls.
-    """
+    """Applies the passing of time: a client that exceeds its deadline is away, and its turn is skipped."""
     if state.status == "running" and now >= state.presence.due:
         overdue = {name: OVERDUE for name, due in _deadlines(spec, state) if now >= due}
         state = _with_due(spec, state)
@@ -139,7 +133,6 @@ def check_fold(
     independent (a family with ``blocks``), a fold of answers that pass ``check_size`` cannot fail.
 
     Args:
-      spec: of the run.
       state: with the answers.
       what: names the last answer in the message.
       fold: folds them; None: as answers that wait are folded.
@@ -363,7 +356,6 @@ def committed(
     """Folds answers into the factors and the posterior, and writes an entry of the history.
 
     Args:
-      spec: of the run.
       state: before; its waiting answers are cleared.
       deltas: client → the change of its factor, before it is multiplied by the step.
       asked: client → the η that its task carried.
@@ -543,7 +535,6 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
     """Writes an entry of the history; if it completes a round, measures how far the posterior moved.
 
     Args:
-      spec: of the run.
       state: after all other changes.
       rounds_before: from ``rounds_at_last_fold``, before any change.
       update: the entry; ``rounds``, ``gap``, ``missing`` and ``stage`` are filled in here.

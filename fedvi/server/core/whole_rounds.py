@@ -66,7 +66,6 @@ def answered(
     """Takes the answers of all clients and folds them.
 
     Args:
-      spec: of the run.
       state: from ``begun``.
       now: seconds of a monotonic clock, when the last answer arrives.
       task: of any client; they differ only in name.

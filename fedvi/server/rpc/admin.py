@@ -44,11 +44,7 @@ class Admin:
     """The AdminService over a dispatcher.
 
     Args:
-      dispatcher: of the run.
       access: checks callers; None where the socket's permissions do.
-      describe_run: returns the current state of the run.
-      journal: the operational log.
-      calls: counts calls, and turns errors into statuses.
     """
 
     def __init__(
@@ -153,9 +149,6 @@ def describe(
     """Returns the current state of the run and its clients.
 
     Args:
-      dispatcher: of the run.
-      prices: the ε charged so far.
-      study: its name.
       tls: whether clients show certificates.
       started: when the server started, in seconds of the monotonic clock.
       busy: the clients whose answers are arriving.

@@ -89,7 +89,6 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
     is counted first, and then reads its one message. Callers see no difference.
 
     Args:
-      calls: reports refusals.
       place: counts a caller's open calls.
       hurries: whether to end a stream that is not read for ``READ_SECONDS``; False for operators, who may
         read slowly.

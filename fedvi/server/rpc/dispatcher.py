@@ -49,7 +49,6 @@ class Dispatcher:
     """Passes requests to a coordinator, one at a time, and reports events.
 
     Args:
-      spec: of the run.
       coordinator: answers the requests.
       on_event: called in the coordinator's thread with each event.
       revoked: returns the clients whose certificates are revoked; called in the event loop.

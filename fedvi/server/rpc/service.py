@@ -52,14 +52,7 @@ _LOOK_BYTES = 4 << 20
 
 
 class Federation:
-    """The FederationService over a dispatcher.
-
-    Args:
-      dispatcher: of the run.
-      access: checks callers.
-      uploads: holds answers until they are complete.
-      calls: counts calls, and turns errors into statuses.
-    """
+    """The FederationService over a dispatcher."""
 
     def __init__(
         self, dispatcher: Dispatcher, access: Access, uploads: Uploads, calls: Calls

@@ -301,9 +301,6 @@ def decode(key: Key, text: str, get: Get, like: Eta) -> Any:
     """Reads the text of a cell; ``get`` returns the array of each reference.
 
     Args:
-      key: of the cell.
-      text: of the cell.
-      get: see above.
       like: any η of the family; if None, every η is returned as the tuple of its leaves.
     """
     return CELLS[key.field].form.read(json.loads(text), get, like)

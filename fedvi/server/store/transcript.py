@@ -62,7 +62,6 @@ class Recorder:
 
     Args:
       folder: created, readable by its owner alone, if it does not exist.
-      spec: of the run.
       state: as last saved; None for a new run.
 
     Raises:

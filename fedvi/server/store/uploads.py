@@ -39,7 +39,6 @@ class Upload:
       path: the file that holds them; None for memory.
 
     Attributes:
-      size: see above.
       received: how many bytes have arrived.
     """
 
@@ -114,9 +113,7 @@ class Uploads:
         """Starts or continues an upload; deletes any other upload of this client.
 
         Args:
-          client: a client of the study.
           sha256: hex digest of the payload.
-          size: bytes of the payload.
           offset: the byte at which the client continues.
 
         Raises:
@@ -166,7 +163,6 @@ class Uploads:
         """Removes a client's uploads; mapped bytes stay readable while they are in use.
 
         Args:
-          client: a client of the study.
           sha256: hex digest of the only payload to remove; None for all.
         """
         if sha256 in (None, self._small.get(client, ("",))[0]):

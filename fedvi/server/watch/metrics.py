@@ -22,8 +22,6 @@ class Metrics:
 
     Args:
       address: HOST:PORT; port 0 takes a free one.
-      describe_run: returns the current state of the run (an admin ``Run``).
-      calls: counts of calls.
 
     Raises:
       TransportError: the address cannot be bound.

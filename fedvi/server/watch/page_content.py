@@ -23,10 +23,7 @@ class Contents:
     """Gathers the page's contents; only one thread at a time may call it.
 
     Args:
-      spec: of the run.
-      state: returns the current state.
       describe_run: returns the current state of the run (an admin ``Run``).
-      journal: the operational log.
     """
 
     def __init__(

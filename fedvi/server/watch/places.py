@@ -27,9 +27,7 @@ class Places(socketserver.ThreadingMixIn, HTTPServer):
     """Answers each connection in a thread of its own, at most ``PLACES`` at once.
 
     Args:
-      host: an address of this machine.
       port: 0 takes a free one.
-      handler: answers one request of a connection.
     """
 
     daemon_threads = True

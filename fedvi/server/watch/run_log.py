@@ -38,13 +38,7 @@ _WARNINGS = ("failed", "away", "silent", "refused", "given_up", "dropped")
 
 
 class RunLog:
-    """Logs events, in the coordinator's thread.
-
-    Args:
-      spec: of the run.
-      state: returns the current state.
-      journal: the operational log.
-    """
+    """Logs events, in the coordinator's thread."""
 
     def __init__(
         self, spec: ServerSpec, state: Callable[[], ServerState], journal: Journal
