@@ -6,7 +6,10 @@ from typing import Any
 
 import click
 
-__all__ = ["log_format_flag", "plot_flag", "seed_flag"]
+__all__ = ["FILE", "FOLDER", "log_format_flag", "plot_flag", "seed_flag"]
+
+FILE = click.Path(dir_okay=False, path_type=Path)
+FOLDER = click.Path(file_okay=False, path_type=Path)
 
 _Flag = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -23,7 +26,7 @@ def plot_flag(what: str) -> _Flag:
     """Returns ``--plot``, for a file that is drawn."""
     return click.option(
         "--plot",
-        type=click.Path(dir_okay=False, path_type=Path),
+        type=FILE,
         help=f"Draw {what} to this new file (.png, .svg, .pdf). Needs fedvi[report].",
     )
 

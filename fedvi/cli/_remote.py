@@ -14,6 +14,7 @@ import click
 import grpc
 
 from fedvi import errors
+from fedvi.cli._flags import FOLDER
 from fedvi.server.rpc.sockets import SOCKET, socket_address
 from fedvi.server.watch.public_values import run_as_dict
 from fedvi.transport import status
@@ -37,7 +38,7 @@ CALL_SECONDS = 10.0
 def addressed(command: Callable[..., None]) -> Callable[..., None]:
     """Gives a command the arguments that say which server is meant."""
     decorators = (
-        click.argument("state", required=False, type=click.Path(file_okay=False, path_type=Path)),
+        click.argument("state", required=False, type=FOLDER),
         click.option(
             "--server",
             metavar="HOST:PORT",
@@ -45,7 +46,7 @@ def addressed(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option(
             "--tls",
-            type=click.Path(file_okay=False, path_type=Path),
+            type=FOLDER,
             help="With --server: the folder that `fedvi enroll --role admin` made.",
         ),
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),

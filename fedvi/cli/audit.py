@@ -12,7 +12,7 @@ from fedvi.audit import findings
 from fedvi.audit.findings import Finding
 from fedvi.cli import _self_test
 from fedvi.cli._audited import Audited, Settings
-from fedvi.cli._flags import seed_flag
+from fedvi.cli._flags import FILE, seed_flag
 from fedvi.report import tables
 from fedvi.study import build
 from fedvi.study.build import Assembly
@@ -22,7 +22,7 @@ __all__ = ["audit"]
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option(
     "--trials",
     type=click.IntRange(min=400),
@@ -32,7 +32,7 @@ __all__ = ["audit"]
 )
 @click.option(
     "--data",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Replay on the records of this file instead of synthetic ones. Figures then depend on "
     "them: keep the report with the data.",
 )

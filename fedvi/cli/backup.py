@@ -13,10 +13,7 @@ __all__ = ["backup"]
 @click.command()
 @click.argument("state", type=click.Path(path_type=Path))
 @click.option(
-    "--to",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="New folder for the copy.",
+    "--to", required=True, type=click.Path(path_type=Path), help="New folder for the copy."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was copied as JSON.")
 def backup(state: Path, to: Path, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
+from fedvi.cli._flags import FILE, FOLDER
 from fedvi.report import tables
 from fedvi.transport import authority, certificates, files
 from fedvi.transport.roster import Listing
@@ -17,15 +18,11 @@ _folder = click.option(
     "--ca",
     "folder",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="The authority's folder, as `fedvi ca init` made it.",
 )
 _json = click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
-_out = click.option(
-    "--out",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="New file for the certificate. [default: NAME.pem]",
-)
+_out = click.option("--out", type=FILE, help="New file for the certificate. [default: NAME.pem]")
 
 
 @click.group()
@@ -46,7 +43,7 @@ def ca() -> None:
 
 
 @ca.command()
-@click.argument("folder", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("folder", type=FOLDER)
 @click.option("--name", required=True, help='Whose authority it is, such as "Trauma consortium".')
 @click.option("--days", default=3650, show_default=True, help="Days until its certificate expires.")
 @_json
@@ -62,7 +59,7 @@ def init(folder: Path, name: str, days: int, as_json: bool) -> None:
 
 
 @ca.command()
-@click.argument("request", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("request", type=FILE)
 @_folder
 @click.option("--name", help="Refuse a request with another name. [default: any name]")
 @click.option(

@@ -7,6 +7,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _outlook
+from fedvi.cli._flags import FILE
 from fedvi.client.policy import load_policy
 from fedvi.data.line_numbers import with_lines
 from fedvi.planning.advice import outlook
@@ -24,11 +25,9 @@ __all__ = ["check"]
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option(
-    "--policy",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="Also check the study against a site's own policy (TOML).",
+    "--policy", type=FILE, help="Also check the study against a site's own policy (TOML)."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 def check(study: Path, policy: Path | None, as_json: bool) -> None:

@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from fedvi import errors
-from fedvi.cli._flags import log_format_flag
+from fedvi.cli._flags import FILE, FOLDER, log_format_flag
 from fedvi.client import app
 from fedvi.client.file_link import FileLink, Written
 from fedvi.client.guard import Guard
@@ -42,7 +42,7 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option("--as", "name", required=True, help="Name of this client in the study.")
 @click.option(
     "--data",
@@ -64,24 +64,24 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
 )
 @click.option(
     "--task",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Without a network, in place of --server: the task file that `fedvi export` made for this site. "
     "The answer is written to a file.",
 )
 @click.option(
     "--result",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="With --task: file for the answer. [default: beside the task, ending in .result]",
 )
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder of the ledger and of answers that are not yet confirmed. Never restore it from a backup. "
     "[default: .fedvi/STUDY/NAME]",
 )
 @click.option(
     "--tls",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="The folder that `fedvi enroll` made, with this site's key and certificate.",
 )
 @click.option(
@@ -91,13 +91,13 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
 )
 @click.option(
     "--policy",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="This site's own policy (TOML), which limits what it will answer. What it charges for life is "
     "kept beside the file: of policy.toml, in the folder policy.life.",
 )
 @click.option(
     "--private-metrics",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Write what the solver measures on the records to this folder. These numbers are not protected: "
     "only this site may see them.",
 )

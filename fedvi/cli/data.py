@@ -13,7 +13,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _inspect
-from fedvi.cli._flags import seed_flag
+from fedvi.cli._flags import FOLDER, seed_flag
 from fedvi.cli._outputs import check_new
 from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
 
@@ -128,7 +128,7 @@ def inspect(
 @click.option(
     "--out",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder for the files CLIENT.csv; none is overwritten.",
 )
 def split(

@@ -15,6 +15,7 @@ import click
 import grpc
 
 from fedvi import errors
+from fedvi.cli._flags import FILE, FOLDER
 from fedvi.federation.messages import Hello
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
@@ -51,7 +52,7 @@ _IN_THE_OPEN = Finding(
 
 
 @click.command()
-@click.argument("study", required=False, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", required=False, type=FILE)
 @click.option(
     "--server",
     required=True,
@@ -59,17 +60,13 @@ _IN_THE_OPEN = Finding(
     metavar="HOST:PORT",
     help="The server's address, as the client dials it. [env: FEDVI_SERVER]",
 )
-@click.option(
-    "--tls",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of this party's key and certificates.",
-)
+@click.option("--tls", type=FOLDER, help="The folder of this party's key and certificates.")
 @click.option(
     "--insecure", is_flag=True, help="The server is on another machine and speaks clear text."
 )
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="The client's state folder: check its disk, and its ledger against the server's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")

@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from fedvi import errors
+from fedvi.cli._flags import FILE, FOLDER
 from fedvi.report import tables
 from fedvi.transport import certificates, enrolment, identity
 
@@ -18,7 +19,7 @@ __all__ = ["enroll"]
     "--dir",
     "folder",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder for this party's key and certificates; other commands take it as --tls.",
 )
 @click.option(
@@ -37,14 +38,11 @@ __all__ = ["enroll"]
 )
 @click.option(
     "--certificate",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Install this certificate, which came back from the coordinator.",
 )
 @click.option(
-    "--ca",
-    "authority",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="The authority's ca.pem; not needed if the folder has it.",
+    "--ca", "authority", type=FILE, help="The authority's ca.pem; not needed if the folder has it."
 )
 @click.option(
     "--fingerprint",

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.cli._flags import plot_flag
+from fedvi.cli._flags import FILE, FOLDER, plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.report import plots, tables
 from fedvi.results import evaluation, finished, public_files
@@ -25,8 +25,8 @@ _WARNING = (
 
 
 @click.command()
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
-@click.argument("test", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("run", type=FOLDER)
+@click.argument("test", type=FILE)
 @click.option(
     "--draws",
     type=click.IntRange(min=2),

@@ -7,6 +7,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _file_run, _results
+from fedvi.cli._flags import FILE, FOLDER
 from fedvi.report import tables
 from fedvi.server.file_exchange import Exported, standing
 from fedvi.transport import files
@@ -15,18 +16,18 @@ __all__ = ["export"]
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option(
     "--to",
     "folder",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder for the files, NAME-VISIT.task for each client that has work.",
 )
 @click.option(
     "--tls",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="The folder that `fedvi enroll --role server` made; the files are signed with its key.",
 )
 @click.option(
@@ -39,12 +40,12 @@ __all__ = ["export"]
 )
 @click.option(
     "--roster",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="List of who is let in; nobody else gets a task. [default: roster.json in --tls]",
 )
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder of the run, as for `fedvi server`. [default: .fedvi/STUDY/server]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")

@@ -8,6 +8,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _file_run, _results
+from fedvi.cli._flags import FILE, FOLDER
 from fedvi.report import tables
 from fedvi.server.core import protocol, run_events
 from fedvi.transport import files, identity, parcels
@@ -16,22 +17,15 @@ __all__ = ["import_"]
 
 
 @click.command("import")
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
-@click.argument("results", nargs=-1, required=True, type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
+@click.argument("results", nargs=-1, required=True, type=FILE)
 @click.option(
-    "--tls",
-    required=True,
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The folder that `fedvi enroll --role server` made.",
+    "--tls", required=True, type=FOLDER, help="The folder that `fedvi enroll --role server` made."
 )
-@click.option(
-    "--roster",
-    type=click.Path(dir_okay=False, path_type=Path),
-    help="List of who is let in. [default: roster.json in --tls]",
-)
+@click.option("--roster", type=FILE, help="List of who is let in. [default: roster.json in --tls]")
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder of the run, as for `fedvi server`. [default: .fedvi/STUDY/server]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what became of each file as JSON.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedvi import errors
-from fedvi.cli._flags import plot_flag
+from fedvi.cli._flags import FILE, plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.planning import width_tables
 from fedvi.planning.width_tables import effect_name, size
@@ -23,7 +23,7 @@ __all__ = ["plan"]
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option(
     "--effect",
     "effects",

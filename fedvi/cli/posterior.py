@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.cli._flags import seed_flag
+from fedvi.cli._flags import FILE, FOLDER, seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.report import tables
 from fedvi.results import draws as draws_of
@@ -19,22 +19,20 @@ from fedvi.study.spec.coefficients import MOST, coefficients
 
 __all__ = ["posterior"]
 
-_FILE = click.Path(dir_okay=False, path_type=Path)
-
 
 @click.command()
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=FOLDER)
 @click.option(
     "--to",
     multiple=True,
-    type=_FILE,
+    type=FILE,
     help="Write draws: .nc for ArviZ (needs fedvi[report]), .npz for NumPy, .csv for R and others. "
     "May be repeated.",
 )
-@click.option("--summary", type=_FILE, help="Write the table to this .csv.")
+@click.option("--summary", type=FILE, help="Write the table to this .csv.")
 @click.option(
     "--numpyro",
-    type=_FILE,
+    type=FILE,
     help="Write the parameters of NumPyro's AutoMultivariateNormal, or AutoDiagonalNormal, to this .npz.",
 )
 @click.option(

@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from fedvi import data
-from fedvi.cli._flags import seed_flag
+from fedvi.cli._flags import FILE, FOLDER, seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
@@ -32,12 +32,12 @@ _NOT_PRIVATE = (
 
 
 @click.command()
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("run", type=FOLDER)
+@click.argument("file", type=FILE)
 @click.option(
     "--out",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="The new .csv, one line per record, in the order of FILE. No file is overwritten.",
 )
 @click.option(

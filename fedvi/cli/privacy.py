@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fedvi.cli import _outlook
-from fedvi.cli._flags import plot_flag
+from fedvi.cli._flags import FILE, plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.planning.advice import outlook
 from fedvi.planning.pricing import Pricing, pricing, with_target
@@ -24,7 +24,7 @@ __all__ = ["privacy"]
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option("--epsilon", type=float, help="Promise this ε instead of the study's.")
 @click.option("--delta", type=float, help="Promise this δ instead of the study's.")
 @click.option(

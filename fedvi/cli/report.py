@@ -8,6 +8,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli._audit_quoted import quoted
+from fedvi.cli._flags import FILE, FOLDER
 
 if TYPE_CHECKING:
     from fedvi.report.contents import Contents
@@ -20,10 +21,10 @@ _MOST_SITES = 40
 
 
 @click.command()
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=FOLDER)
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder for the files. An earlier report is replaced. If one of its files was changed (signed, "
     "for example), or is not a report's, nothing is written. [default: RUN/report]",
 )
@@ -37,7 +38,7 @@ _MOST_SITES = 40
 )
 @click.option(
     "--public",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Also score predictions on this file, as `fedvi evaluate` does. It must be public, or yours, "
     "without a record of any site: what is shown of it is not protected.",
 )
@@ -55,13 +56,13 @@ _MOST_SITES = 40
 )
 @click.option(
     "--vocabulary",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="For a topic model: the words, one per line, in the order of their numbers. [default: words are "
     "shown by number]",
 )
 @click.option(
     "--audit",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="Quote this output of `fedvi audit STUDY --json`, in the report and on each statement.",
 )
 @click.option(

@@ -10,7 +10,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _results
-from fedvi.cli._flags import log_format_flag
+from fedvi.cli._flags import FILE, FOLDER, log_format_flag
 from fedvi.federation.messages import Reply, Request
 from fedvi.report import tables
 from fedvi.run import server_plan
@@ -28,10 +28,10 @@ __all__ = ["server"]
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder of the run; a run that it holds goes on. [default: .fedvi/STUDY/server]",
 )
 @click.option(
@@ -41,14 +41,10 @@ __all__ = ["server"]
     metavar="HOST:PORT",
     help="Address for clients; port 0 takes a free one.",
 )
-@click.option(
-    "--tls",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="The folder that `fedvi enroll --role server` made.",
-)
+@click.option("--tls", type=FOLDER, help="The folder that `fedvi enroll --role server` made.")
 @click.option(
     "--roster",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="List of who is let in, as `fedvi ca` keeps it; read again whenever it changes. [default: "
     "roster.json in --tls]",
 )

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
 from fedvi.cli import _results
+from fedvi.cli._flags import FILE, FOLDER
 from fedvi.report import tables
 from fedvi.results import baselines as committee
 from fedvi.results import outcome, run_record
@@ -36,15 +37,15 @@ _POOLED = "pooled fit"
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option(
     "--out",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Keep the posterior (npz, JSON), the ledgers and the resolved study in this new folder.",
 )
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Keep each client's ledger on disk (SQLite) during the run, in this new folder. "
     "[default: in memory]",
 )
@@ -58,7 +59,7 @@ _POOLED = "pooled fit"
 )
 @click.option(
     "--private-metrics",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Write what each client's solver measures on its records, such as how many could be used, to this "
     "folder. These numbers are not protected: only that client may see them.",
 )

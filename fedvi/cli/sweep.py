@@ -10,6 +10,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
+from fedvi.cli._flags import FILE, FOLDER
 from fedvi.report import plots, tables
 from fedvi.results import sweeps
 from fedvi.study.config import load_study
@@ -19,7 +20,7 @@ __all__ = ["sweep"]
 
 
 @click.command()
-@click.argument("study", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("study", type=FILE)
 @click.option(
     "--set",
     "settings",
@@ -34,7 +35,7 @@ __all__ = ["sweep"]
 @click.option(
     "--out",
     required=True,
-    type=click.Path(file_okay=False, path_type=Path),
+    type=FOLDER,
     help="Folder for the runs and their tables. Runs that it holds already are not run again.",
 )
 @click.option(

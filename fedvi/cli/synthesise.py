@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedvi.cli._flags import seed_flag
+from fedvi.cli._flags import FILE, FOLDER, seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.errors import ConfigError
 from fedvi.results import exports, finished, public_files
@@ -22,7 +22,7 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
 
 
 @click.command()
-@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("run", type=FOLDER)
 @click.option(
     "--records",
     type=click.IntRange(min=1),
@@ -31,7 +31,7 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
 @click.option(
     "--out",
     required=True,
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="A new .csv, or .npz where records are arrays. Several sets: NAME-1.csv, NAME-2.csv, …. "
     "No file is overwritten.",
 )
@@ -44,7 +44,7 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
 )
 @click.option(
     "--given",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FILE,
     help="For a regression: a public file with the covariates, to draw outcomes for: a table such as .csv, "
     "or .npz where the study's records are arrays.",
 )
