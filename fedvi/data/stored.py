@@ -53,7 +53,6 @@ class StoredColumn:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
         return len(self.shape)
 
     def __len__(self) -> int:

@@ -113,7 +113,6 @@ class DiscreteNetwork:
 
     @property
     def start(self) -> tuple[DirichletEta, ...]:
-        """The prior."""
         return self.prior
 
     @property
@@ -216,7 +215,6 @@ class DiscreteNetwork:
 
     @property
     def row(self) -> tuple[str, ...]:
-        """The variables."""
         return self.variables
 
     def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:

@@ -61,12 +61,10 @@ class _Coefficients:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The coefficients."""
         return self.coefficients
 
     @property
     def family(self) -> FullGaussian:
-        """Full Gaussian."""
         return FullGaussian(len(self.coefficients))
 
     @property
@@ -76,7 +74,6 @@ class _Coefficients:
 
     @property
     def start(self) -> GaussianEta:
-        """The prior."""
         return self.prior
 
     @property

@@ -89,7 +89,6 @@ class UnknownNoise:
 
     @property
     def start(self) -> NormalGammaRowsEta:
-        """The prior."""
         return self.prior
 
     @property

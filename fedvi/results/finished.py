@@ -54,7 +54,6 @@ class Finished(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The study's name."""
         return self.assembly.study.study.name
 
     @property

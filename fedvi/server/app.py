@@ -390,7 +390,6 @@ class _Saving:
         return self._store.load()
 
     def save(self, state: Any) -> Any:
-        """Saves the state; see ``_saving``."""
         return _saving(self._store.save)(state)
 
 
