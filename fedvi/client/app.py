@@ -42,7 +42,6 @@ class Watched:
     """A link that reports the tasks and answers that pass through.
 
     Args:
-      link: carries requests.
       rounds: how many answers are planned, for the reports.
       report: receives the reports.
       epsilon: returns the ε spent so far, or None if unknown; called after each answer.

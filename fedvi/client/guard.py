@@ -99,7 +99,6 @@ class Guard:
     """Applies a policy to one study; a worker asks it before it charges a release.
 
     Args:
-      policy: of the site.
       request: what the study asks for; checked here, once.
       study_digest: names the study's releases in the ledger for life.
       lifetime: None only if the policy has no section [life].
@@ -137,7 +136,6 @@ class Guard:
         """Charges a task's release to the lifetime; serves as `Worker`'s ``admit``.
 
         Args:
-          task: the task to answer.
           event: the cost of the answer.
           others: the cost of all other releases in the study's ledger, failed attempts included.
             Together with ``event`` it must stay within the plan that was checked, so that [run] holds

@@ -91,7 +91,6 @@ class Masking:
     sites, repeats or leaves out. It rests on the store not being set back, and on what the proof assumes.
 
     Args:
-      client: its name.
       form: of the study's answers.
       signer: signs this site's keys and checks those of others.
       store: keeps the keys; its ledger tells which visits were answered.
@@ -460,12 +459,7 @@ class Masking:
 
 
 class MaskedLink:
-    """A link that blocks tasks until keys are agreed on, and tasks whose mask was used.
-
-    Args:
-      link: to the coordinator.
-      masking: of the site.
-    """
+    """A link that blocks tasks until keys are agreed on, and tasks whose mask was used."""
 
     def __init__(self, link: Link, masking: Masking) -> None:
         self._link, self._masking = link, masking

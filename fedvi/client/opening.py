@@ -32,10 +32,7 @@ def begun(terms: Terms, own: str, held: Held, visit: int, task: bytes) -> tuple[
     """Draws a site's secret of a round, and splits it into shares for all other sites.
 
     Args:
-      terms: of the study.
-      own: this site's name.
       held: the site's keys, with the secrets of this visit.
-      visit: of the round.
       task: digest of the task.
 
     Returns:

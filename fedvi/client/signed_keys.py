@@ -20,7 +20,6 @@ def member(
 
     Args:
       study_digest: of the study that the keys must be for.
-      name: of the site.
       signed: the site's part: its keys and its signature.
       opens: whether sites may be missing, so that keys for signing sets are needed.
       signer: checks the signature.

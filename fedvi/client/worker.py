@@ -139,10 +139,7 @@ class Worker:
     Delivery: privacy is charged at least once and never less than was released.
 
     Args:
-      client: its name in the study.
       study_digest: of the study that it read.
-      link: to the coordinator.
-      solver: computes its answers.
       shard: returns its records; a function, so that they are read only after the budget allowed it.
       root: the source of each release's secret.
       store: its ledger, secrets and outbox.

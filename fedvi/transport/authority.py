@@ -70,7 +70,6 @@ def create(
     Args:
       folder: created, for its owner alone, if it does not exist.
       name: a readable name of up to 64 characters.
-      days: lifetime of the certificate.
       at: the time, in UTC; now, if None.
 
     Raises:
@@ -131,7 +130,6 @@ def sign(
       request_pem: the request from `fedvi enroll`.
       name: the name that the request must hold; any, if None.
       role: the role that the request must hold.
-      days: lifetime of the certificate, unless the authority expires earlier.
       new_key: whether a name on the roster may come with a new key. Its earlier certificates stay as
         they are.
       at: the time, in UTC; now, if None.

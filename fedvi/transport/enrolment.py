@@ -51,8 +51,6 @@ def request(
     Args:
       folder: of the party; created, for its owner alone, if it does not exist.
       name: of the party; for a client, its name in the study.
-      role: one of ``certificates.ROLES``.
-      hosts: the DNS names and IP addresses of a server; empty for other roles.
       keep_key: whether to use the existing key, for a renewal.
 
     Raises:

@@ -23,9 +23,7 @@ def read(path: Path, what: str, hint: str = "") -> bytes:
     """Returns a file's bytes.
 
     Args:
-      path: of the file.
       what: names the file in the error, such as "the certificate".
-      hint: for the error.
 
     Raises:
       ConfigError: the file cannot be read.
@@ -83,7 +81,6 @@ def put(path: Path, content: bytes | Iterable[bytes | memoryview], mode: int) ->
     Args:
       path: of the file; a symbolic link there is replaced and not followed.
       content: its bytes, or consecutive parts of them.
-      mode: of the file.
 
     Raises:
       OSError: the file cannot be written; an existing one is unchanged.

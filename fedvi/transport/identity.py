@@ -222,7 +222,6 @@ def sign(folder: Path, content: bytes) -> bytes:
     """Returns a detached signature over a file, with the signer's certificate in it.
 
     Args:
-      folder: the signer's.
       content: of the file; it is not part of the signature's bytes.
 
     Raises:
@@ -253,7 +252,6 @@ def verify(
 
     Args:
       authority_pem: the trusted certificate.
-      content: of the file.
       signature: from ``sign``.
       roster: the signer must be on it; not checked, if None.
       role: the role that the signer must have; any, if None.
@@ -282,8 +280,6 @@ def verify_kept(content: bytes, signature: bytes, authority_pem: bytes | None) -
     """Checks a signature that was kept as evidence, whose signer's certificate may have expired since.
 
     Args:
-      content: of the file.
-      signature: from ``sign``.
       authority_pem: the trusted certificate; None: whose the certificate is, is not checked.
 
     Raises:

@@ -38,6 +38,9 @@ __all__ = [
 # with its own settings; in TLS 1.3 nothing earlier shows that it did.
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 
+# For each step of a check.
+_TIMEOUT_SECONDS = 5.0
+
 _NO_TLS = "the server speaks no TLS on this port"
 
 _PLAIN = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
@@ -152,7 +155,7 @@ def own_files(folder: Path, at: datetime.datetime) -> tuple[Identity | None, lis
     return own, found
 
 
-def reach(host: str, port: int, timeout_seconds: float = 5.0) -> list[Finding]:
+def reach(host: str, port: int) -> list[Finding]:
     """Resolves the host and opens a connection to the port."""
     try:
         looked_up = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -170,12 +173,12 @@ def reach(host: str, port: int, timeout_seconds: float = 5.0) -> list[Finding]:
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in looked_up))
     found = [_passed("dns", f"{host} is {', '.join(addresses)}")]
     try:
-        socket.create_connection((host, port), timeout_seconds).close()
+        socket.create_connection((host, port), _TIMEOUT_SECONDS).close()
     except ConnectionRefusedError:
         said = f"{host} refuses connections on port {port}"
         advice = "is the server running, and is this its port? `fedvi server --listen` says which"
     except TimeoutError:
-        said = f"{host} does not answer on port {port} within {timeout_seconds:g} s"
+        said = f"{host} does not answer on port {port} within {_TIMEOUT_SECONDS:g} s"
         advice = "a firewall drops the packets, on the way out or at the server: ask both networks"
     except OSError as error:
         said = f"port {port} of {host} cannot be reached: {error.strerror}"
@@ -185,10 +188,10 @@ def reach(host: str, port: int, timeout_seconds: float = 5.0) -> list[Finding]:
     return [*found, Finding("tcp", "fail", said, advice, _NO_WAY)]
 
 
-def speaks_tls(host: str, port: int, timeout_seconds: float = 5.0) -> bool:
+def speaks_tls(host: str, port: int) -> bool:
     """Whether a server begins a TLS handshake."""
     try:
-        _shown(host, port, timeout_seconds)
+        _shown(host, port)
     except ssl.SSLError as error:
         return error.reason not in _PLAIN
     except OSError:
@@ -217,20 +220,17 @@ def mismatch(server: str, tls: Path | None) -> errors.FedviError | None:
     return errors.TransportError(f"{_NO_TLS}, and --tls is given", found.advice)
 
 
-def server_certificate(
-    host: str, port: int, folder: Path, at: datetime.datetime, timeout_seconds: float = 5.0
-) -> Finding:
+def server_certificate(host: str, port: int, folder: Path, at: datetime.datetime) -> Finding:
     """Reads the server's certificate, and checks it against the authority in a party's folder.
 
     Args:
       host: as dialled; the server's certificate must name it.
       folder: with the party's ca.pem.
       at: the time, in UTC.
-      timeout_seconds: for each step.
     """
     try:
         authority = certificates.read(folder / identity.AUTHORITY, _NO_AUTHORITY)
-        content = _shown(host, port, timeout_seconds)
+        content = _shown(host, port)
         # Anybody may answer there: all of it must be readable before any of it is looked at.
         shown = certificates.parse(
             ssl.DER_cert_to_PEM_cert(content).encode(), "what the server showed"
@@ -242,9 +242,7 @@ def server_certificate(
     return _judge(shown, authority, folder / identity.AUTHORITY, host, at)
 
 
-def believed(
-    host: str, port: int, folder: Path, at: datetime.datetime, timeout_seconds: float = 5.0
-) -> Finding:
+def believed(host: str, port: int, folder: Path, at: datetime.datetime) -> Finding:
     """Checks whether a party and a reachable server trust each other.
 
     Returns:
@@ -256,19 +254,17 @@ def believed(
         identity.holding(folder, at=at)
     except errors.FedviError as error:
         return _failed("certificate", error, _NOT_ALLOWED)
-    finding = server_certificate(host, port, folder, at, timeout_seconds)
+    finding = server_certificate(host, port, folder, at)
     if finding.status == "fail":
         return finding
-    return handshake(host, port, folder, timeout_seconds)
+    return handshake(host, port, folder)
 
 
-def handshake(host: str, port: int, folder: Path, timeout_seconds: float = 5.0) -> Finding:
+def handshake(host: str, port: int, folder: Path) -> Finding:
     """Does the TLS handshake with a party's files, as a client would, up to the server's first bytes.
 
     Args:
-      host: as dialled.
       folder: with ca.pem; without cert.pem and key.pem no certificate is shown.
-      timeout_seconds: for each step.
     """
     context = _context()
     context.load_verify_locations(folder / identity.AUTHORITY)
@@ -286,7 +282,7 @@ def handshake(host: str, port: int, folder: Path, timeout_seconds: float = 5.0) 
                 _NOT_ALLOWED,
             )
     try:
-        with _dialled(context, host, port, timeout_seconds) as stream:
+        with _dialled(context, host, port) as stream:
             version = stream.version()
             stream.sendall(_PREFACE)
             is_in = bool(stream.recv(9))
@@ -399,12 +395,12 @@ def _judge(
     return Finding(check, "warn", warning) if warning else _passed(check, said)
 
 
-def _shown(host: str, port: int, timeout_seconds: float) -> bytes:
+def _shown(host: str, port: int) -> bytes:
     """Returns the server's certificate, without verification and without a certificate of our own."""
     context = _context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    with _dialled(context, host, port, timeout_seconds) as stream:
+    with _dialled(context, host, port) as stream:
         return stream.getpeercert(binary_form=True) or b""
 
 
@@ -416,11 +412,9 @@ def _context() -> ssl.SSLContext:
 
 
 @contextlib.contextmanager
-def _dialled(
-    context: ssl.SSLContext, host: str, port: int, timeout_seconds: float
-) -> Iterator[ssl.SSLSocket]:
+def _dialled(context: ssl.SSLContext, host: str, port: int) -> Iterator[ssl.SSLSocket]:
     with (
-        socket.create_connection((host, port), timeout_seconds) as raw,
+        socket.create_connection((host, port), _TIMEOUT_SECONDS) as raw,
         context.wrap_socket(raw, server_hostname=host) as stream,
     ):
         yield stream

@@ -193,7 +193,6 @@ def to_json(members: dict[str, Member], authority: str) -> bytes:
     """Writes a roster.
 
     Args:
-      members: by name.
       authority: the fingerprint of the key that signed all of them.
     """
     content = {

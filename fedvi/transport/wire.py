@@ -141,8 +141,6 @@ class Header(NamedTuple):
     """The header of an answer's upload.
 
     Attributes:
-      client: the sender.
-      task_id: of the task.
       attempt: which release of this task.
       manifest: describes the payload.
       inline: all its bytes if the header holds them, else None.

@@ -294,11 +294,12 @@ def test_a_port_where_nobody_listens_and_a_name_that_nobody_has_are_told_apart(r
     assert "the name 'nowhere.invalid' cannot be looked up" in failed["dns"]
 
 
-def test_a_port_that_says_nothing_is_named(root):
+def test_a_port_that_says_nothing_is_named(root, monkeypatch):
+    monkeypatch.setattr(probe, "_TIMEOUT_SECONDS", 0.2)
     north = party(root, "north")
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        finding = probe.server_certificate("localhost", port, north, NOW, timeout_seconds=0.2)
+        finding = probe.server_certificate("localhost", port, north, NOW)
     assert finding.said == "the server took the connection and then said nothing"
 
 
