@@ -38,9 +38,9 @@ __all__ = [
     "append",
     "check_header",
     "from_lines",
+    "holds",
     "index_of",
     "is_lifetime",
-    "is_noised",
     "last_hash",
     "tally",
     "to_lines",
@@ -179,7 +179,7 @@ def verify(ledger: Ledger) -> None:
     states: dict[str, State] = {}
     for position, entry in enumerate(ledger.entries):
         _check_entry(entry, position, previous, states.get(entry.release_id))
-        if entry.event is not None and ledger.header.protected and not is_noised(entry.event):
+        if entry.event is not None and ledger.header.protected and holds(entry.event, Unprotected):
             _refuse(entry, position, "it is unprotected in a protected ledger")
         states[entry.release_id] = entry.kind
         previous = entry.hash
@@ -206,13 +206,14 @@ def from_lines(lines: Sequence[str]) -> Ledger:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_noised(event: Event) -> bool:
+def holds(event: Event, kind: type) -> bool:
+    """Whether an event of this kind is among an event's atoms, or in a batch."""
     for atom in counts(event):
-        if isinstance(atom, Unprotected):
-            return False
-        if isinstance(atom, PoissonSampled | WithoutReplacement) and not is_noised(atom.inner):
-            return False
-    return True
+        if isinstance(atom, kind):
+            return True
+        if isinstance(atom, PoissonSampled | WithoutReplacement) and holds(atom.inner, kind):
+            return True
+    return False
 
 
 class _Index:
@@ -361,7 +362,7 @@ def _check_promise(header: Header) -> None:
             f"the header: `accountant` is {header.accountant!r}, expected one of "
             f"{', '.join(accountants.__all__)}"
         )
-    if header.planned is not None and header.protected and not is_noised(header.planned):
+    if header.planned is not None and header.protected and holds(header.planned, Unprotected):
         raise LedgerError("the header: `planned` is unprotected in a protected ledger")
 
 

@@ -8,15 +8,10 @@ import math
 from dataclasses import dataclass
 
 from fedvi.errors import ConfigError
-from fedvi.privacy.accountants.rdp import (
-    ORDERS,
-    epsilon_at_order,
-    overflow_of,
-    rdp,
-)
+from fedvi.privacy.accountants.rdp import ORDERS, epsilon_at_order, overflow_of, rdp
 from fedvi.privacy.events import Event, Gaussian, Relation, compose
 
-__all__ = ["RdpFilter", "rdp_filter"]
+__all__ = ["RdpFilter", "fits", "rdp_filter"]
 
 
 @dataclass(frozen=True)
@@ -113,14 +108,16 @@ class RdpFilter:
         return epsilon_at_order(self.order, divergence, self.delta * (1 - self.overflow_share))
 
     def _overflow_fits(self, spent: Event) -> bool:
-        beyond = overflow_of(spent)
-        if beyond == 0:
-            return True
-        room = self.delta * self.overflow_share
-        # In logarithms, since e^ε of a large cap overflows a float.
-        return room > 0 and math.log(beyond) + self.epsilon + math.log1p(
-            math.exp(-self.epsilon)
-        ) <= math.log(room)
+        return fits(overflow_of(spent), self.epsilon, self.delta * self.overflow_share)
+
+
+def fits(distance: float, epsilon: float, room: float) -> bool:
+    """Whether a distance from the priced law, (1 + e^ε) times, fits into a part ``room`` of δ."""
+    if distance == 0:
+        return room >= 0
+    # In logarithms, since e^ε of a large cap overflows a float.
+    both_ways = math.log(distance) + epsilon + math.log1p(math.exp(-epsilon))
+    return room > 0 and both_ways <= math.log(room)
 
 
 def rdp_filter(

@@ -23,9 +23,9 @@ from fedvi.privacy._chain import (
     append,
     check_header,
     from_lines,
+    holds,
     index_of,
     is_lifetime,
-    is_noised,
     last_hash,
     tally,
     to_lines,
@@ -33,11 +33,7 @@ from fedvi.privacy._chain import (
 )
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.delta_parts import with_tables
-from fedvi.privacy.events import (
-    Event,
-    Relation,
-    compose,
-)
+from fedvi.privacy.events import Event, Relation, Unprotected, compose
 from fedvi.privacy.filter import RdpFilter
 from fedvi.privacy.sums import of_messages, with_sums
 
@@ -203,7 +199,7 @@ def spend(
     """
     _check_new(ledger, release_id)
     guarded = ledger.header.protected or budget is not None
-    if guarded and not is_noised(event):
+    if guarded and holds(event, Unprotected):
         raise PrivacyError(
             f"release {release_id!r} is unprotected ({event}), and the ledger of "
             f"{ledger.header.client!r} is not",

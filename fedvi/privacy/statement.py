@@ -6,18 +6,17 @@ from typing import Any, NamedTuple
 
 from fedvi.errors import ConfigError
 from fedvi.privacy import caveats
+from fedvi.privacy._chain import holds
 from fedvi.privacy.accountants import Accountant, price
 from fedvi.privacy.advisories import advisory
 from fedvi.privacy.delta_parts import Delta, delta_items, noised_releases, with_tables
 from fedvi.privacy.events import (
     NOTHING,
     Event,
-    PoissonSampled,
     Relation,
     WithoutReplacement,
-    counts,
 )
-from fedvi.privacy.filter import RdpFilter
+from fedvi.privacy.filter import RdpFilter, fits
 from fedvi.privacy.ledger import TABLES_SHARE, Header, Ledger, reservations, spent
 from fedvi.privacy.sums import (
     ENROLLED,
@@ -281,20 +280,13 @@ def lifetime_spend(ledger: Ledger, cap: RdpFilter) -> LifetimeSpend:
     event = spent(ledger)
     if event == NOTHING:
         epsilon = 0.0
-    elif _tables_fit(noised_releases(event) * ledger.header.table_distance, cap, whole):
+    elif fits(
+        noised_releases(event) * ledger.header.table_distance, cap.epsilon, whole - cap.delta
+    ):
         epsilon = cap.epsilon_of(event)
     else:
         epsilon = math.inf
     return LifetimeSpend(epsilon, cap.epsilon, whole, cap.relation, reservations(ledger))
-
-
-def _tables_fit(distance: float, cap: RdpFilter, whole: float) -> bool:
-    room = whole - cap.delta
-    if distance == 0:
-        return room >= 0
-    # In logarithms, since e^ε of a large cap is no float.
-    both_ways = math.log(distance) + cap.epsilon + math.log1p(math.exp(-cap.epsilon))
-    return room > 0 and both_ways <= math.log(room)
 
 
 def declarations(header: Header, *, seen_in_sums: bool = False) -> tuple[str, ...]:
@@ -354,18 +346,9 @@ def _exclusions(mark: str, relation: Relation, unit: str) -> tuple[str, ...]:
 
 def _assumptions(event: Event) -> tuple[str, ...]:
     found = [caveats.PSEUDORANDOM, caveats.ENTROPY]
-    if _holds(event, WithoutReplacement):
+    if holds(event, WithoutReplacement):
         found.append(caveats.UNIFORM_BATCHES)
     return tuple(found)
-
-
-def _holds(event: Event, kind: type) -> bool:
-    for atom in counts(event):
-        if isinstance(atom, kind):
-            return True
-        if isinstance(atom, PoissonSampled | WithoutReplacement) and _holds(atom.inner, kind):
-            return True
-    return False
 
 
 def as_dict(claim: Claim) -> dict[str, Any]:
