@@ -6,14 +6,14 @@ of two matrices. Gradients of parameters that are used in any other way are form
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Var
+from jax.extend.core import Jaxpr, Literal
 
 from fedvi.inference import programs
 
@@ -237,13 +237,16 @@ def gradients(loss: Callable[..., Any], params: Any, *records: Any) -> Records:
     def tapped(taps: Any, formed: Any, *record: Any) -> Any:
         held: dict[int, Any] = {}
 
-        def product(number: int, operands: list[Any], out: Any) -> Any:
+        def product(number: int, operands: list[Any], results: list[Any]) -> list[Any]:
+            if number not in at:
+                return results
             index = at[number]
             held[index] = operands[1 - layers[index][1].side]
-            return out + taps[index]
+            return [results[0] + taps[index]]
 
         given = [leaf if own is None else own for own, leaf in zip(formed, leaves, strict=True)]
-        (value,) = _evaluated(program, [*given, *jax.tree.leaves(record)], at, product)
+        values = [*given, *jax.tree.leaves(record)]
+        (value,) = programs.evaluated(program.jaxpr, program.consts, values, product)
         return value, held
 
     over = (None, None, *[0] * len(records))
@@ -303,30 +306,6 @@ def _layer(equation: Any, side: int) -> _Layer | None:
         tuple(equation.invars[side].aval.shape),
         equation.outvars[0].aval,
     )
-
-
-def _evaluated(
-    program: ClosedJaxpr,
-    values: Sequence[Any],
-    layers: Collection[int],
-    product: Callable[[int, list[Any], Any], Any],
-) -> list[Any]:
-    """Evaluates a flat program; ``product`` replaces the outputs of the layers."""
-    jaxpr = program.jaxpr
-    known: dict[Var, Any] = dict(
-        zip((*jaxpr.constvars, *jaxpr.invars), (*program.consts, *values), strict=True)
-    )
-
-    def read(operand: Any) -> Any:
-        return operand.val if isinstance(operand, Literal) else known[operand]
-
-    for number, equation in enumerate(jaxpr.eqns):
-        operands = [read(operand) for operand in equation.invars]
-        results = programs.bound(jaxpr, equation, operands)
-        if number in layers:
-            results = [product(number, operands, results[0])]
-        known.update(zip(equation.outvars, results, strict=True))
-    return [read(result) for result in jaxpr.outvars]
 
 
 def _size(part: Any) -> int:

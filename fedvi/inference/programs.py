@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
-__all__ = ["bound", "flat", "part", "reads"]
+__all__ = ["bound", "evaluated", "flat", "part", "reads"]
 
 _CALLS = ("jit", "pjit")
 
@@ -20,7 +20,7 @@ def flat(function: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
     nested, like = jax.make_jaxpr(function, return_shape=True)(*args)
 
     def inlined(*values: Any) -> list[Any]:
-        return _evaluated(nested.jaxpr, nested.consts, values)
+        return evaluated(nested.jaxpr, nested.consts, values)
 
     return jax.make_jaxpr(inlined)(*nested.in_avals), jax.tree.structure(like)
 
@@ -50,7 +50,17 @@ def part(
     return jaxpr_as_fun(ClosedJaxpr(alone, []))
 
 
-def _evaluated(program: Jaxpr, consts: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+def evaluated(
+    program: Jaxpr,
+    consts: Sequence[Any],
+    values: Sequence[Any],
+    replaced: Callable[[int, list[Any], list[Any]], list[Any]] | None = None,
+) -> list[Any]:
+    """Evaluates a program.
+
+    Args:
+      replaced: (number of an equation, operands, results) → its results; for a flat program.
+    """
     known: dict[Var, Any] = dict(
         zip((*program.constvars, *program.invars), (*consts, *values), strict=True)
     )
@@ -58,12 +68,14 @@ def _evaluated(program: Jaxpr, consts: Sequence[Any], values: Sequence[Any]) -> 
     def read(operand: Any) -> Any:
         return operand.val if isinstance(operand, Literal) else known[operand]
 
-    for equation in program.eqns:
+    for number, equation in enumerate(program.eqns):
         operands = [read(operand) for operand in equation.invars]
         if equation.primitive.name in _CALLS:
             inside = equation.params["jaxpr"]
-            results = _evaluated(inside.jaxpr, inside.consts, operands)
+            results = evaluated(inside.jaxpr, inside.consts, operands)
         else:
             results = bound(program, equation, operands)
+        if replaced is not None:
+            results = replaced(number, operands, results)
         known.update(zip(equation.outvars, results, strict=True))
     return [read(result) for result in program.outvars]
