@@ -3,21 +3,20 @@
 The Prometheus client is imported only if metrics are served.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from fedvi import errors
 from fedvi.server.rpc.calls import Calls
-from fedvi.server.watch.places import LOOK_SECONDS, SILENT_SECONDS, Places
+from fedvi.server.watch.places import SILENT_SECONDS, Places, Served
 
 __all__ = ["Metrics"]
 
 _STATUSES = ("running", "paused", "stopped", "completed", "budget_exhausted", "failed")
 
 
-class Metrics:
+class Metrics(Served):
     """Serves the metrics as text over HTTP until closed.
 
     Args:
@@ -36,24 +35,13 @@ class Metrics:
         # Not start_http_server, which keeps a thread for every silent caller.
         app = prometheus_client.make_wsgi_app(registry)
         try:
-            self._server = _Server(host.strip("[]") or "127.0.0.1", int(port), app)
+            server = _Server(host.strip("[]") or "127.0.0.1", int(port), app)
         except (OSError, ValueError) as error:
             raise errors.TransportError(
                 f"--metrics {address} cannot be bound: {error}",
                 "expected HOST:PORT, of a free port",
             ) from error
-        self.address = f"{host}:{self._server.server_port}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(LOOK_SECONDS,), name="metrics", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops serving, and cuts open connections."""
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-        self._server.cut(0.0)
+        super().__init__(server, host, "metrics")
 
 
 class _Server(Places, WSGIServer):

@@ -21,7 +21,7 @@ from typing import Any
 
 from fedvi import errors
 from fedvi.server import logs
-from fedvi.server.watch.places import LOOK_SECONDS, SILENT_SECONDS, Places
+from fedvi.server.watch.places import SILENT_SECONDS, Places, Served
 from fedvi.transport import identity
 
 __all__ = ["Page"]
@@ -50,7 +50,7 @@ _HEADERS = {
 _BODY_BYTES = 1 << 16
 
 
-class Page:
+class Page(Served):
     """Serves the page until closed, in threads of its own, so that slow readers block nobody.
 
     Args:
@@ -70,7 +70,7 @@ class Page:
     ) -> None:
         host, _, port = address.rpartition(":")
         try:
-            self._server = _Server(host.strip("[]"), int(port), _Snapshot(content), render)
+            server = _Server(host.strip("[]"), int(port), _Snapshot(content), render)
         except OSError as error:
             taken = error.errno == errno.EADDRINUSE
             raise errors.TransportError(
@@ -79,19 +79,7 @@ class Page:
                 if taken
                 else "expected HOST:PORT, of this machine",
             ) from error
-        self.address = f"{host}:{self._server.server_port}"
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(LOOK_SECONDS,), name="page", daemon=True
-        )
-        self._thread.start()
-
-    def close(self) -> None:
-        """Stops serving, and cuts open connections."""
-        self._server.closing = True
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-        self._server.cut(0.0)
+        super().__init__(server, host, "page")
 
 
 class _Snapshot:
@@ -118,7 +106,6 @@ class _Server(Places):
         render: Callable[[dict[str, Any]], str],
     ) -> None:
         self.content, self.render = content, render
-        self.closing = False
         super().__init__(host, port, _Handler)
 
 

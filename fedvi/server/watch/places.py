@@ -8,7 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
-__all__ = ["LOOK_SECONDS", "PLACES", "SILENT_SECONDS", "WHOLE_SECONDS", "Places"]
+__all__ = ["PLACES", "SILENT_SECONDS", "WHOLE_SECONDS", "Places", "Served"]
 
 PLACES = 16
 """The most connections at once; each serves one answer, and a browser opens six at most."""
@@ -19,7 +19,7 @@ SILENT_SECONDS = 5.0
 WHOLE_SECONDS = 20.0
 """The longest duration of a connection."""
 
-LOOK_SECONDS = 0.25
+_LOOK_SECONDS = 0.25
 """How often the serving thread checks whether to stop, and cuts slow callers."""
 
 
@@ -30,6 +30,7 @@ class Places(socketserver.ThreadingMixIn, HTTPServer):
       port: 0 takes a free one.
     """
 
+    closing = False
     daemon_threads = True
     block_on_close = False
     # With fewer, simultaneous callers wait a second for their connection.
@@ -87,3 +88,26 @@ class Places(socketserver.ThreadingMixIn, HTTPServer):
     def _leave(self, request: Any) -> None:
         if self._open.pop(request, None) is not None:
             self._places.release()
+
+
+class Served:
+    """Runs a server in a thread until closed.
+
+    Attributes:
+      address: HOST:PORT.
+    """
+
+    def __init__(self, server: Places, host: str, name: str) -> None:
+        self._server, self.address = server, f"{host}:{server.server_port}"
+        self._thread = threading.Thread(
+            target=server.serve_forever, args=(_LOOK_SECONDS,), name=name, daemon=True
+        )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops serving, and cuts open connections."""
+        self._server.closing = True
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._server.cut(0.0)
