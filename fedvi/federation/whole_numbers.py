@@ -26,8 +26,6 @@ def whole(
 
     Args:
       value: an answer's arrays, float64, whole numbers times the step.
-      shapes: of these arrays.
-      step: of the grid.
 
     Returns:
       [D], float64, whole numbers.

@@ -137,7 +137,6 @@ class ClientStore(Protocol):
         """Stores fingerprints of the inputs that a pending release is about to use.
 
         Args:
-          release_id: the pending release.
           data: fingerprint of the records under the release's secret.
           state: fingerprint of the solver's private state under the release's secret.
           frozen: digest of the records under ``freeze.key``.
@@ -179,7 +178,6 @@ class ClientStore(Protocol):
         """Stores the mask keys, and erases earlier ones.
 
         Args:
-          keys: the current keys.
           kept: evidence under its name: of a round its visit, with the certificate of the sum that was
             opened; after ``TASK`` its visit, with digests of the keys and the task; or ``board_of`` an
             epoch, with all sites' signed keys. It stays when keys are erased; a store

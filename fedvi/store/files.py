@@ -38,7 +38,6 @@ def lock_folder(folder: Path, hint: str) -> int:
     """Creates a folder, accessible only to its owner, and returns a descriptor that locks it until closed.
 
     Args:
-      folder: its path.
       hint: what to do if another process holds the lock.
 
     Raises:
