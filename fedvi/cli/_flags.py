@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-__all__ = ["FILE", "FOLDER", "log_format_flag", "plot_flag", "seed_flag"]
+__all__ = ["FILE", "FOLDER", "log_format_flag", "plot_flag", "run_state_flag", "seed_flag"]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -19,6 +19,12 @@ log_format_flag: _Flag = click.option(
     default="plain",
     show_default=True,
     help="Format of the lines on standard error.",
+)
+
+run_state_flag: _Flag = click.option(
+    "--state",
+    type=FOLDER,
+    help="Folder of the run, as for `fedvi server`. [default: .fedvi/STUDY/server]",
 )
 
 

@@ -7,7 +7,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _file_run, _results
-from fedvi.cli._flags import FILE, FOLDER
+from fedvi.cli._flags import FILE, FOLDER, run_state_flag
 from fedvi.report import tables
 from fedvi.server.file_exchange import Exported, standing
 from fedvi.transport import files
@@ -43,11 +43,7 @@ __all__ = ["export"]
     type=FILE,
     help="List of who is let in; nobody else gets a task. [default: roster.json in --tls]",
 )
-@click.option(
-    "--state",
-    type=FOLDER,
-    help="Folder of the run, as for `fedvi server`. [default: .fedvi/STUDY/server]",
-)
+@run_state_flag
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def export(
     study: Path,

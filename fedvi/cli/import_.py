@@ -8,7 +8,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _file_run, _results
-from fedvi.cli._flags import FILE, FOLDER
+from fedvi.cli._flags import FILE, FOLDER, run_state_flag
 from fedvi.report import tables
 from fedvi.server.core import protocol, run_events
 from fedvi.transport import files, identity, parcels
@@ -23,11 +23,7 @@ __all__ = ["import_"]
     "--tls", required=True, type=FOLDER, help="The folder that `fedvi enroll --role server` made."
 )
 @click.option("--roster", type=FILE, help="List of who is let in. [default: roster.json in --tls]")
-@click.option(
-    "--state",
-    type=FOLDER,
-    help="Folder of the run, as for `fedvi server`. [default: .fedvi/STUDY/server]",
-)
+@run_state_flag
 @click.option("--json", "as_json", is_flag=True, help="Print what became of each file as JSON.")
 def import_(
     study: Path,
