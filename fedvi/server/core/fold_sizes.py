@@ -20,6 +20,7 @@ from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.base import DenseGaussian
 from fedvi.expfam.mapped_arrays import windows
+from fedvi.server.core.kept import Same
 from fedvi.typing import Eta
 
 __all__ = [
@@ -103,7 +104,7 @@ def cannot_fail(spec: Any, state: Any, size: float) -> bool:
     Args:
       size: from ``with_answer``.
     """
-    if not _is_dense(_Same(spec.family)):
+    if not _is_dense(Same(spec.family)):
         return False
     # Sum of the sites' factors = posterior − prior − exact factors, and those may exceed the posterior.
     there = size + largest(state.posterior) + 2.0 * largest(spec.prior)
@@ -114,8 +115,8 @@ def cannot_fail(spec: Any, state: Any, size: float) -> bool:
     if state.standing is not None:
         there += largest(state.standing.curvature)
         if state.standing.coordinates is not None:
-            stretched = _condition(_Same(state.standing.coordinates)) ** 2
-    return bool(spec.family.size**2 * there * stretched <= _MOST * _least(_Same(spec.prior)))
+            stretched = _condition(Same(state.standing.coordinates)) ** 2
+    return bool(spec.family.size**2 * there * stretched <= _MOST * _least(Same(spec.prior)))
 
 
 def largest(eta: Eta) -> float:
@@ -128,26 +129,13 @@ def largest(eta: Eta) -> float:
     )
 
 
-class _Same:
-    """Wraps what a run has one of as a cache key compared by identity: family, prior, coordinates."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-
 @functools.lru_cache(maxsize=8)
-def _is_dense(same: _Same) -> bool:
+def _is_dense(same: Same) -> bool:
     return isinstance(same.value, DenseGaussian)
 
 
 @functools.lru_cache(maxsize=8)
-def _least(same: _Same) -> float:
+def _least(same: Same) -> float:
     """Returns the smallest eigenvalue of a proper prior's precision."""
     precision = np.asarray(same.value.J)
     if precision.ndim == 1:
@@ -156,6 +144,6 @@ def _least(same: _Same) -> float:
 
 
 @functools.lru_cache(maxsize=8)
-def _condition(same: _Same) -> float:
+def _condition(same: Same) -> float:
     """Returns the condition number of the map from columns to coordinates."""
     return float(np.linalg.cond(same.value.columns(np.eye(len(same.value.centre)))))

@@ -14,6 +14,7 @@ from typing import Any
 __all__ = [
     "Appended",
     "ByClient",
+    "Same",
     "appended",
     "differences",
     "in_order",
@@ -196,27 +197,27 @@ class Appended(Mapping[str, str]):
 
 def members(names: tuple[str, ...]) -> frozenset[str]:
     """Returns the names as a set, cached for each tuple object."""
-    return _members(_Same(names))
+    return _members(Same(names))
 
 
-class _Same:
-    """Wraps a tuple as a cache key compared by identity: hashing it would visit every name."""
+class Same:
+    """Wraps a value as a cache key compared by identity: what a run has one of, or a tuple of all names."""
 
-    __slots__ = ("names",)
+    __slots__ = ("value",)
 
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
+    def __init__(self, value: Any) -> None:
+        self.value = value
 
     def __hash__(self) -> int:
-        return id(self.names)
+        return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.names is self.names
+        return isinstance(other, Same) and other.value is self.value
 
 
 @functools.lru_cache(maxsize=16)
-def _members(same: _Same) -> frozenset[str]:
-    return frozenset(same.names)
+def _members(same: Same) -> frozenset[str]:
+    return frozenset(same.value)
 
 
 def put(mapping: Mapping[str, Any], name: str, value: Any) -> Mapping[str, Any]:

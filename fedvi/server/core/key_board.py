@@ -75,7 +75,7 @@ def standing(state: ServerState) -> tuple[int, ...]:
 
 def is_ready(spec: ServerSpec, state: ServerState) -> bool:
     """Whether tasks may be handed out: no mask is needed, or all parts are there."""
-    return spec.gather is None or spec.gather.bits is None or stage(state) >= len(STAGES)
+    return not spec.is_masked or stage(state) >= len(STAGES)
 
 
 def parts(spec: ServerSpec, state: ServerState, name: str, stage: int) -> tuple[bytes, ...]:
@@ -130,7 +130,7 @@ def post(
       ProtocolError: the study has no masks; or the part differs from the site's first one, comes too
         early, has an impossible length, or is of an epoch that has not begun.
     """
-    if spec.gather is None or spec.gather.bits is None:
+    if not spec.is_masked:
         raise errors.ProtocolError(
             f"client {name!r} sent keys for masks, which this study does not have",
             "give all sites the same study file",

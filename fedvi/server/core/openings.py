@@ -80,12 +80,7 @@ class OpeningMessages(NamedTuple):
 
 def opens(spec: ServerSpec) -> bool:
     """Whether answers are masked, and a round may be summed without some of them."""
-    gather = spec.gather
-    return (
-        gather is not None
-        and gather.bits is not None
-        and gather.sums.least_reporting < len(spec.clients)
-    )
+    return spec.is_masked and spec.gathering.sums.least_reporting < len(spec.clients)
 
 
 def phase(state: ServerState) -> int:

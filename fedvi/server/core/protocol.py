@@ -447,9 +447,7 @@ def _gathered(
     """
     name = answer.task.client
     late = openings.is_late(spec, state, name, answer.task.visit)
-    if answer.task.version != state.version:
-        late = True
-    if late:
+    if late or answer.task.version != state.version:
         state = dropped(spec, state, name)
     else:
         change = answer.change._replace(delta=spec.keep(answer.change.delta))

@@ -183,8 +183,6 @@ def _tasks(before: ServerState, after: ServerState) -> list[RunEvent]:
 
 def _presence(spec: ServerSpec, before: ServerState, after: ServerState) -> list[RunEvent]:
     found: list[RunEvent] = []
-    if before.away is after.away:
-        return found
     for name in spec.clients:
         was, now = before.away.get(name), after.away.get(name)
         # A client that was away already is reported again if it is now revoked, since it cannot come back

@@ -128,6 +128,11 @@ class ServerSpec(NamedTuple):
         return tuple(name for name in self.clients if name in self.headers) or self.clients
 
     @property
+    def is_masked(self) -> bool:
+        """Whether the server sees only masked answers."""
+        return self.gather is not None and self.gather.bits is not None
+
+    @property
     def gathering(self) -> Gather:
         """``gather`` of a study that publishes only sums; there is none of another."""
         assert self.gather is not None

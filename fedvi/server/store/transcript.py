@@ -71,7 +71,7 @@ class Recorder:
     """
 
     def __init__(self, folder: Path, spec: ServerSpec, state: ServerState | None) -> None:
-        if spec.gather is None or spec.gather.bits is None:
+        if not spec.is_masked:
             raise errors.ConfigError(
                 "--transcript is given, and the study's sums are not masked: a transcript would show each "
                 "site's answer",
