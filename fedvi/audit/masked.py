@@ -361,16 +361,10 @@ def _outside(spec: ServerSpec, found: _Round) -> Finding:
 def _kept_back(spec: ServerSpec, found: _Round) -> Finding:
     """Has a site open a sum without one site, and looks for more in it than that sum needs."""
     gather, name = spec.gathering, spec.clients[1]
-    parts, sent = openings.parts(spec, found.coordinator.state, name), []
-
-    def handle(request: Request) -> Reply:
-        if isinstance(request, NextTask) and request.part and request.part.content:
-            sent.append(request.part.content)
-            return Wait()
-        return Wait(parts)
-
+    sent: list[bytes] = []
     with contextlib.suppress(errors.FedviError):
-        found.maskings[name].close(MemoryLink(handle))
+        asked = _asking(openings.parts(spec, found.coordinator.state, name), sent)
+        found.maskings[name].close(asked)
     held, secret = found.held[name], _secret(found, name)
     digest = task_digest(bytes.fromhex(held["set_up"]), spec.study_digest, found.tasks[name])
     pair = base64.b64decode(held["secrets"][found.late])
@@ -411,16 +405,21 @@ def _enough(spec: ServerSpec) -> Finding:
 
 def _is_refused(masking: Masking, parts: tuple[bytes, ...]) -> bool:
     """Whether a site refuses to sign or open ``parts``, and sends nothing."""
-    sent = []
-
-    def handle(request: Request) -> Reply:
-        if isinstance(request, NextTask) and request.part and request.part.content:
-            sent.append(request)
-            return Wait()
-        return Wait(parts)
-
+    sent: list[bytes] = []
     try:
-        masking.close(MemoryLink(handle))
+        masking.close(_asking(parts, sent))
     except errors.ProtocolError:
         return not sent
     return False
+
+
+def _asking(parts: tuple[bytes, ...], sent: list[bytes]) -> MemoryLink:
+    """Returns a server that asks a site to sign or open ``parts``, and notes in ``sent`` what it sends."""
+
+    def handle(request: Request) -> Reply:
+        if isinstance(request, NextTask) and request.part and request.part.content:
+            sent.append(request.part.content)
+            return Wait()
+        return Wait(parts)
+
+    return MemoryLink(handle)

@@ -281,10 +281,8 @@ def _noise_multiplier(event: events.Event) -> float:
     match event:
         case events.Gaussian(sigma) | events.DiscreteGaussian(sigma):
             return sigma
-        case events.PoissonSampled(_, inner) | events.WithoutReplacement(_, _, inner):
-            return _noise_multiplier(inner)
-        case events.Repeated(inner):
-            return _noise_multiplier(inner)
+        case events.PoissonSampled() | events.WithoutReplacement() | events.Repeated():
+            return _noise_multiplier(event.inner)
         case _:
             raise errors.UnsupportedEvent(
                 f"the profile audit takes equal steps, found {event}", "audit its parts one by one"

@@ -32,24 +32,19 @@ class Model(Protocol):
     @property
     def size(self) -> int:
         """D, the number of unconstrained coordinates."""
-        ...
 
     @property
     def names(self) -> tuple[str, ...]:
         """The D coordinates' names, for tables."""
-        ...
 
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
         """Returns log p₀(θ), including the Jacobian of the transforms to ℝᴰ."""
-        ...
 
     def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Returns log p(record | θ) of ONE record."""
-        ...
 
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
         """Returns each latent, by name, in its own support."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

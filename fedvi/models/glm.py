@@ -52,7 +52,6 @@ class Layout(Protocol):
         self, x: Float[Array, " c"], y: Float[Array, "..."]
     ) -> tuple[Float[Array, "k d"], Float[Array, "k ..."]]:
         """Returns the design and the outcomes of a record's k rows."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)

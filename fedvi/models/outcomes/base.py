@@ -76,11 +76,9 @@ class Response(Protocol):
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log p(y | a) in the dtype of a."""
-        ...
 
     def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
         """Returns log p(y | a) and its first and second derivative in a."""
-        ...
 
 
 class Columns(NamedTuple):
@@ -115,11 +113,9 @@ class Predicts(Protocol):
 
     def what(self, columns: Columns) -> str:
         """Describes in words what ``mean`` is the mean of."""
-        ...
 
     def mean(self, linear_predictor: np.ndarray) -> np.ndarray:
         """Returns E[y | a], elementwise."""
-        ...
 
 
 @runtime_checkable
@@ -136,11 +132,9 @@ class Scatters(Protocol):
 
     def sd(self, means: np.ndarray, unit: float = 1.0) -> Any:
         """Returns the sd of outcomes with these means; a scalar if it is the same for all."""
-        ...
 
     def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
         """Returns P(Y ≤ y) for outcomes with these means; both broadcast."""
-        ...
 
 
 @runtime_checkable
@@ -164,7 +158,6 @@ class Draws(Protocol):
 
         ``given`` holds the columns to replace if it ``keeps_total``; else it is empty.
         """
-        ...
 
 
 @runtime_checkable
@@ -173,7 +166,6 @@ class GivenLatents(Protocol):
 
     def conjugate_form(self, **shared: Any) -> ConjugateModel:
         """Returns its regression; ``shared`` are the fields common to all of ``regression_statistics``."""
-        ...
 
 
 @runtime_checkable
@@ -199,11 +191,9 @@ class Expects(Protocol):
 
     def quantities(self, columns: Columns) -> tuple[str, tuple[str, ...]]:
         """Returns a description of ``expected`` in words, and a label for each quantity."""
-        ...
 
     def expected(self, theta: np.ndarray, x: np.ndarray, columns: Columns) -> np.ndarray:
         """Returns the quantities [S, n, m] at draws θ [S, W], of rows x [n, C]."""
-        ...
 
 
 @runtime_checkable
@@ -214,7 +204,6 @@ class DrawsRows(Protocol):
         self, theta: np.ndarray, x: np.ndarray, columns: Columns, random: np.random.Generator
     ) -> list[np.ndarray]:
         """Returns one draw for each row x [n, C] at one θ [W]: a list of columns, [n] each."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
