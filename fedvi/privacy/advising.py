@@ -127,7 +127,7 @@ def power_bound(plan: Descent, false_positives: float, numbers: int | None = Non
     if not plan.protected:
         return 1.0
     accountant, spare = _priced(plan, plan.relation, numbers)
-    event = _total(plan)
+    event = plan.total
     # No larger ε: what the tables take of δ grows with it, and was checked at the promise's own.
     curve = [(plan.epsilon, plan.delta)]
     for point in range(_POINTS):
@@ -226,7 +226,7 @@ def _promise(plan: Descent, numbers: int | None) -> list[str]:
 def _other_relation(plan: Descent, numbers: int | None) -> str:
     other: events.Relation = "substitute" if plan.relation == "add_remove" else "add_remove"
     accountant, spare = _priced(plan, other, numbers)
-    event = _total(plan)
+    event = plan.total
     if not accountant.supports(event):
         return f"Under {other} this accountant has no price for batches of this kind."
     try:
@@ -365,12 +365,7 @@ def _priced(
     accountant = dataclasses.replace(stated, relation=relation)
     if numbers is None:
         return accountant, plan.delta * TABLES_SHARE
-    distance = getattr(plan.fitted(numbers).mechanism, "distance", 0.0) * numbers
-    return with_tables(accountant, distance), 0.0
-
-
-def _total(plan: Descent) -> events.Event:
-    return events.repeat(plan.step, plan.steps * plan.runs)
+    return with_tables(accountant, plan.fitted(numbers).distance(numbers)), 0.0
 
 
 def _needed(plan: Descent, other: Descent) -> float:
@@ -386,7 +381,7 @@ def _needed(plan: Descent, other: Descent) -> float:
 
     def price(plan: Descent, noise: float) -> float:
         noised = dataclasses.replace(plan, mechanism=mechanisms.gaussian(noise))
-        return math.log(accountant.epsilon(_total(noised), plan.delta))
+        return math.log(accountant.epsilon(noised.total, plan.delta))
 
     start = plan.mechanism.noise_multiplier
     target = price(plan, start) + math.log(other.epsilon / plan.epsilon)

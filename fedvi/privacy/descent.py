@@ -10,7 +10,7 @@ from fedvi.privacy import accountants, calibrate, events, mechanisms, sampling
 from fedvi.privacy.advisories import has_whole_batches
 from fedvi.privacy.base import Mechanism, Sampler, Shift
 from fedvi.privacy.delta_parts import with_tables
-from fedvi.privacy.ledger import Budget, Header
+from fedvi.privacy.ledger import TABLES_SHARE, Budget, Header
 from fedvi.privacy.mechanisms import _alias
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
 from fedvi.privacy.noise_table import variance
@@ -19,9 +19,6 @@ from fedvi.privacy.spoken import Speaks, Summary, facts, up
 
 __all__ = ["Descent", "sgd"]
 
-# The share of δ that calibration reserves for the noise tables. What they need is known only once the
-# model's parameters are counted.
-_TABLES_SHARE = 1e-3
 # The share of the clip norm that rounding may take, if there is a choice of grids.
 _GRID_SHARE = 0.01
 
@@ -98,6 +95,11 @@ class Descent(Speaks):
         return events.repeat(self.step, self.steps)
 
     @property
+    def total(self) -> events.Event:
+        """The event of all steps of all runs."""
+        return events.repeat(self.step, self.steps * self.runs)
+
+    @property
     def mark(self) -> str:
         """The warning that every claim about this plan must carry; empty if there is none."""
         seeded = "" if self.seed is None else "simulation: no guarantee"
@@ -135,9 +137,11 @@ class Descent(Speaks):
 
     def stated(self, numbers: int) -> float:
         """Returns the epsilon of all runs, for releases of ``numbers`` coordinates a step."""
-        distance = getattr(self.mechanism, "distance", 0.0) * numbers
-        total = events.repeat(self.step, self.steps * self.runs)
-        return with_tables(self.accountant, distance).epsilon(total, self.delta)
+        return with_tables(self.accountant, self.distance(numbers)).epsilon(self.total, self.delta)
+
+    def distance(self, numbers: int) -> float:
+        """Returns the total variation between the noise of ``numbers`` coordinates and its exact law."""
+        return float(getattr(self.mechanism, "distance", 0.0) * numbers)
 
     @property
     def kept(self) -> str:
@@ -155,8 +159,6 @@ class Descent(Speaks):
           PrivacyError: if the noise tables take more of δ than was reserved for them.
           LedgerError: if the keeper holds a damaged ledger, or that of another plan.
         """
-        distance = getattr(self.mechanism, "distance", 0.0) * numbers
-        total = events.repeat(self.step, self.steps * self.runs)
         if self.protected:
             stated = self.stated(numbers)
             if stated > self.epsilon:
@@ -174,13 +176,13 @@ class Descent(Speaks):
             view="message",
             protected=self.protected,
             note="; ".join(filter(None, (self.mark, mark))),
-            planned=total,
+            planned=self.total,
             epsilon=self.epsilon if self.protected else None,
             delta=self.delta if self.protected else None,
             accountant=self.accountant.name if self.protected else "",
-            table_distance=distance,
+            table_distance=self.distance(numbers),
             max_records=getattr(self.sampler, "max_records", None),
-            fixed_sizes=study == "dpsvi" and has_whole_batches(total),
+            fixed_sizes=study == "dpsvi" and has_whole_batches(self.total),
         )
         return Runs(header, self.run, self.runs, self.budget(), self.keeper)
 
@@ -284,8 +286,7 @@ def sgd(
 
     def total(noise: float) -> events.Event:
         # Float noise stands in for the grid: the search also tries noise that no grid can carry.
-        priceable = dataclasses.replace(plan, mechanism=mechanisms.gaussian(noise))
-        return events.repeat(priceable.step, steps * runs)
+        return dataclasses.replace(plan, mechanism=mechanisms.gaussian(noise)).total
 
     if noise_multiplier == 0.0:
         return dataclasses.replace(plan, mechanism=make(0.0))
@@ -295,7 +296,8 @@ def sgd(
             "noise is measured in clip norms; only noise_multiplier=0 goes without",
         )
     assert delta is not None
-    left = delta * (1.0 - _TABLES_SHARE)
+    # What the noise tables need is known only once the model's parameters are counted.
+    left = delta * (1.0 - TABLES_SHARE)
     if noise_multiplier is None:
         assert epsilon is not None
         noise = calibrate.calibrate(total, priced, epsilon, left)

@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 TABLES_SHARE = 1e-3
-"""The share of a lifetime cap's δ that is reserved for the noise tables."""
+"""The share of δ, of a lifetime's cap or a descent's promise, that is reserved for the noise tables."""
 
 
 class Anchor(NamedTuple):
