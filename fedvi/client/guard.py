@@ -1,6 +1,5 @@
 """Checks each release of a client against its site's policy, and charges it to the lifetime ledger."""
 
-import math
 from typing import Protocol, runtime_checkable
 
 from fedvi import errors
@@ -8,6 +7,7 @@ from fedvi.client.policy import Policy, Request
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.delta_parts import noised_releases
 from fedvi.privacy.events import Event, compose, counts
+from fedvi.privacy.filter import fits
 from fedvi.privacy.statement import LifetimeSpend, lifetime_spend
 from fedvi.updates.base import Task
 
@@ -86,8 +86,7 @@ class Lifetime:
     def _check_tables(self, ledger: ledgers.Ledger, name: str) -> None:
         distance = noised_releases(ledgers.spent(ledger)) * ledger.header.table_distance
         room = self._delta * ledgers.TABLES_SHARE
-        cap = self._filter.epsilon
-        if distance > 0 and math.log(distance) + math.log1p(math.exp(cap)) > math.log(room):
+        if not fits(distance, self._filter.epsilon, room):
             raise errors.BudgetExceeded(
                 f"release {name!r}: the tables of noise are {distance:.3g} away from their exact "
                 f"law over all studies, which adds more than {room:.3g} to delta",

@@ -280,6 +280,11 @@ def test_tables_are_charged_for_life():
     coarse.admit("study/0", ROUND)
     with pytest.raises(errors.BudgetExceeded, match="tables"):
         coarse.admit("study/1", ROUND)
+    # e^ε of such a cap is no float.
+    wide = policy(life=LIFE | {"epsilon": 800.0})
+    lifetime(wide).admit("study/0", ROUND)
+    with pytest.raises(errors.BudgetExceeded, match="tables"):
+        lifetime(wide, table_distance=1e-20).admit("study/0", ROUND)
 
 
 def test_a_lifetime_needs_its_own_ledger():
