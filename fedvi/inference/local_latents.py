@@ -32,6 +32,7 @@ from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression, SharesEffects
 from fedvi.typing import Eta
 from fedvi.updates.base import Task
+from fedvi.updates.finish import scale_of
 
 __all__ = ["Local", "local_problem", "refuse_site_effects", "takes_newton"]
 
@@ -225,7 +226,7 @@ class Local:
             mean, root = self.family.moments(wide.posterior)
             return self._told(mean + root * location, root * np.exp(raw))
         mean, root = self.family.location_root(wide.posterior)
-        spread = root @ (np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw))))
+        spread = root @ scale_of(raw)
         return self._told(mean + root @ location, np.sqrt((spread**2).sum(axis=1)))
 
     def _told(self, mean: np.ndarray, sd: np.ndarray) -> dict[str, Any]:

@@ -23,6 +23,7 @@ __all__ = [
     "finish_site",
     "finish_sites",
     "finish_whitened",
+    "scale_of",
     "to_low_rank",
     "to_natural",
 ]
@@ -170,7 +171,7 @@ def to_low_rank(
     triangle = np.zeros((family.rank, family.rank))
     triangle[np.tril_indices(family.rank)] = raw[size:]
     triangle = _conditioned(triangle)
-    inside = parts.inside @ (np.tril(triangle, -1) + np.diag(np.exp(np.diagonal(triangle))))
+    inside = parts.inside @ scale_of(triangle)
     mean = family.location(task.posterior) + moved
     return family.from_root(mean, parts.scale * np.exp(raw[:size]), inside)
 
@@ -187,10 +188,14 @@ def to_natural(family: Any, task: Task, location: np.ndarray, raw: np.ndarray) -
         mean, root = family.moments(task.posterior)
         return family.from_moments(mean + root * location, (root * np.exp(raw)) ** 2)
     mean, root = family.location_root(task.posterior)
-    scale = np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw)))
-    inverse = scipy.linalg.solve_triangular(root @ scale, np.eye(family.size), lower=True)
+    inverse = scipy.linalg.solve_triangular(root @ scale_of(raw), np.eye(family.size), lower=True)
     precision = inverse.T @ inverse
     return GaussianEta(precision @ (mean + root @ location), precision)
+
+
+def scale_of(raw: np.ndarray) -> np.ndarray:
+    """Returns B of a scale [D, D]: its lower triangle, whose diagonal ``raw`` holds in logs."""
+    return np.asarray(np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw))))
 
 
 def _conditioned(raw: np.ndarray) -> np.ndarray:
@@ -201,8 +206,7 @@ def _conditioned(raw: np.ndarray) -> np.ndarray:
     """
     if raw.ndim == 1:
         return raw
-    scale = np.tril(raw, -1) + np.diag(np.exp(np.diagonal(raw)))
-    left, singular, _ = np.linalg.svd(scale)
+    left, singular, _ = np.linalg.svd(scale_of(raw))
     kept = np.clip(singular, np.exp(-SHARPEST), np.exp(SHARPEST))
     if np.array_equal(kept, singular):
         return raw
