@@ -19,7 +19,6 @@ __all__ = [
     "check_header",
     "check_schema",
     "connect",
-    "has_schema",
     "lock_folder",
     "mark_created",
     "open_database",
@@ -134,12 +133,6 @@ def open_database(path: Path, mode: str) -> sqlite3.Connection:
     )
 
 
-def has_schema(connection: sqlite3.Connection) -> bool:
-    """Whether a database has any tables."""
-    (count,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    return bool(count)
-
-
 def check_schema(
     connection: sqlite3.Connection, path: Path, application: int, versions: range
 ) -> int:
@@ -153,7 +146,8 @@ def check_schema(
     """
     (found,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if not has_schema(connection) and (found, version) == (0, 0):
+    (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    if (tables, found, version) == (0, 0, 0):
         return 0
     if found != application:
         raise errors.LedgerError(f"{path} is a database, but not one of fedvi")

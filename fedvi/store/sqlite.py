@@ -95,8 +95,7 @@ class SqliteClientStore:
             with files.reported(path):
                 self._connection = files.connect(path, secure_delete=True)
                 undo.callback(self._connection.close)
-                files.check_schema(self._connection, path, _APPLICATION, _VERSIONS)
-                if not files.has_schema(self._connection):
+                if not files.check_schema(self._connection, path, _APPLICATION, _VERSIONS):
                     files.check_fresh(path, self._lock)
                     self._create(header)
                 self._ledger = _read(self._connection, path)
@@ -378,8 +377,7 @@ def _opened(folder: Path) -> Iterator[sqlite3.Connection]:
             hint="give the folder of one client's state",
         )
     with files.reported(path), contextlib.closing(files.open_database(path, "ro")) as connection:
-        files.check_schema(connection, path, _APPLICATION, _VERSIONS)
-        if not files.has_schema(connection):
+        if not files.check_schema(connection, path, _APPLICATION, _VERSIONS):
             files.refuse(path, "it is empty")
         yield connection
 
