@@ -89,6 +89,12 @@ SOLVERS: Mapping[str, Ability] = {
 """Solvers with known abilities, in the order in which a drafted study prefers them."""
 
 
+_OWN = Ability(
+    unheld="intervals are those of the study's own solver, and may leave its noise out: nothing shows "
+    "whether they hold it"
+)
+
+
 def ability(kind: str) -> Ability:
-    """Returns a solver's abilities; none for a solver that is a study's own."""
-    return SOLVERS.get(kind, Ability())
+    """Returns a solver's abilities; for a study's own, that nothing is known of its intervals."""
+    return SOLVERS.get(kind, _OWN)

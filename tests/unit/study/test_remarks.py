@@ -46,6 +46,11 @@ def test_one_that_is_not_is_told_and_the_solver_that_has_it(solver):
     assert "leave out the noise" not in remark(study(solver, private=False))
 
 
+def test_of_a_solver_of_the_study_nobody_knows_what_its_intervals_hold():
+    assert "may leave its noise out" in remark(study("my_package.solvers:mine"))
+    assert remark(study("my_package.solvers:mine", private=False)) == ""
+
+
 def test_mean_field_says_that_correlations_are_lost():
     said = remark(study("glm", "diagonal_gaussian", private=False))
     assert "√(1 − R²)" in said
