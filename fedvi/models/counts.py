@@ -22,7 +22,9 @@ def poisson(
     too narrow: use ``negative_binomial``.
 
     Args:
-      names, prior_scale, intercept_scale: as in ``logistic``.
+      names: the D coefficients, in the order of the columns of x.
+      prior_scale: prior standard deviation of every coefficient, or one for each.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (count, offset), where the offset is the log of the exposure, such
         as the time at risk: y ~ Poisson(exp(xᵀθ + offset)). In a formula: ``offset(log(years))``.
 
@@ -49,8 +51,10 @@ def negative_binomial(
     ``alpha`` of Stata's ``nbreg``; at 0 the counts would be Poisson.
 
     Args:
-      names, prior_scale, intercept_scale: as in ``logistic``.
+      names: the D coefficients, in the order of the columns of x.
       dispersion: the dispersion, above 0.
+      prior_scale: prior standard deviation of every coefficient, or one for each.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (count, offset); see ``poisson``.
 
     Raises:
@@ -82,7 +86,9 @@ def binomial(
     is still one unit, clipped as one, however many trials it has.
 
     Args:
-      names, prior_scale, intercept_scale: as in ``logistic``.
+      names: the D coefficients, in the order of the columns of x.
+      prior_scale: prior standard deviation of every coefficient, or one for each.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (s, f, offset), see ``WithOffset``.
       typical_trials: s + f of a typical record: a public number, never computed from the data. The
         likelihood does not depend on it. The solver ``vips`` uses it to weight its blocks, and plans use

@@ -226,8 +226,11 @@ def linear(
     The noise is known, so the model is conjugate and, without an offset, the ``exact`` solver applies.
 
     Args:
-      names, prior_scale, intercept_scale, offset: as in ``logistic``.
+      names: the D coefficients, in the order of the columns of x.
       noise_scale: standard deviation of y around xᵀθ, in the unit of y.
+      prior_scale: prior standard deviation of every coefficient, or one for each.
+      intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
+      offset: whether records hold y as (outcome, offset), see ``WithOffset``.
 
     Raises:
       ModelError: no names, a repeated one, or a scale that is not a positive number.
