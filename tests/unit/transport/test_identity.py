@@ -291,7 +291,7 @@ def test_files_that_no_longer_fit_change_nothing_at_a_running_server(tmp_path, r
 def server_serial(port):
     from fedvi.transport import probe
 
-    shown = probe._shown("localhost", port, 5.0)
+    shown = probe._shown("localhost", port)
     return x509.load_der_x509_certificate(shown).serial_number
 
 
