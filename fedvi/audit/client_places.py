@@ -107,15 +107,18 @@ class InMemory:
         self._store = store or MemoryClientStore(open_ledger(header))
 
     def new(self) -> "InMemory":
+        """Returns an empty place."""
         return InMemory(self._header)
 
     def open(self) -> MemoryClientStore:
+        """Returns the store."""
         return self._store
 
     def close(self) -> None:
         """Does nothing."""
 
     def copy(self) -> "InMemory":
+        """Returns a copy in its present state."""
         return InMemory(self._header, copy.deepcopy(self._store))
 
     def holds(self, secret: bytes) -> bool:
@@ -144,11 +147,13 @@ class OnDisk:
         return self._store
 
     def close(self) -> None:
+        """Closes the file."""
         if self._store is not None:
             self._store.close()
             self._store = None
 
     def copy(self) -> "OnDisk":
+        """Returns a copy of the folder."""
         self.close()
         other = self.new()
         shutil.copytree(self._folder, other._folder)

@@ -88,6 +88,7 @@ class Recorder:
 
     @property
     def mark(self) -> str:
+        """The mark of the mechanism under audit."""
         return self._inner.mark
 
     def grid(self, clip_norm: float) -> Any:
@@ -171,10 +172,12 @@ class SamplerRecorder:
 
     @property
     def rate(self) -> float:
+        """The rate of the sampler under audit."""
         return self._inner.rate
 
     @property
     def capacity(self) -> int:
+        """The capacity of the sampler under audit."""
         return self._inner.capacity
 
     def event(self, inner: events.Event) -> events.Event:

@@ -60,6 +60,7 @@ class Watched:
         self._epsilon = epsilon
 
     def handle(self, request: Request) -> Reply:
+        """Passes a request on."""
         reply = self._link.handle(request)
         match request, reply:
             case Hello(), Welcome():

@@ -183,6 +183,7 @@ class Worker:
 
     @property
     def ledger(self) -> ledgers.Ledger:
+        """The ledger as last stored."""
         return self._store.ledger
 
     @property

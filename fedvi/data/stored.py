@@ -53,6 +53,7 @@ class StoredColumn:
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.shape)
 
     def __len__(self) -> int:

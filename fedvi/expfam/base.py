@@ -189,6 +189,7 @@ class Derived:
         check_layout(eta, self.zeros(), name, self)
 
     def inner(self, eta: Eta, mu: Eta) -> Any:
+        """Returns ⟨η, μ⟩."""
         return inner(eta, mu)
 
     def kl(self: ExponentialFamily, eta_q: Eta, eta_p: Eta) -> Any:

@@ -66,6 +66,7 @@ class Dirichlet(Derived):
         return self.size
 
     def zeros(self) -> DirichletEta:
+        """Returns the factor 1."""
         return DirichletEta(np.zeros(self.shape))
 
     def blocks(self, *etas: DirichletEta) -> Iterator[tuple[DirichletEta, ...]]:

@@ -53,6 +53,7 @@ class Gamma(Derived):
         return 2 * self.size
 
     def zeros(self) -> GammaEta:
+        """Returns the factor 1."""
         return GammaEta(np.zeros(self.size), np.zeros(self.size))
 
     def from_parameters(self, shape: Any, rate: Any) -> GammaEta:

@@ -62,6 +62,7 @@ class FullGaussian(Derived):
         return self.size + self.size * (self.size + 1) // 2
 
     def zeros(self) -> GaussianEta:
+        """Returns the factor 1."""
         return GaussianEta(np.zeros(self.size), np.zeros((self.size, self.size)))
 
     def check(self, eta: Any, name: str = "eta") -> None:
@@ -73,6 +74,7 @@ class FullGaussian(Derived):
             raise errors.FamilyError(f"{name}.J is not symmetric", "send (J + Jᵀ) / 2")
 
     def isotropic(self, scale: float, mean: float = 0.0) -> GaussianEta:
+        """Returns η of N(mean, scale² I)."""
         precision = np.eye(self.size) / scale**2
         return GaussianEta(precision @ np.full(self.size, mean), precision)
 
@@ -94,6 +96,7 @@ class FullGaussian(Derived):
         return xp.linalg.solve(eta.J, eta.h), xp.linalg.cholesky(symmetric(xp.linalg.inv(eta.J)))
 
     def along(self, eta: GaussianEta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
         location, root = self.location_root(eta)
         return x @ location, np.sqrt(((x @ root) ** 2).sum(axis=1))
 
@@ -106,6 +109,7 @@ class FullGaussian(Derived):
         return GaussianEta(h, precision)
 
     def padded(self, eta: GaussianEta, precision: np.ndarray) -> GaussianEta:
+        """Returns η with further independent coordinates of mean 0 and these precisions appended."""
         wide = np.diag(np.concatenate([np.zeros(self.size), precision]))
         wide[: self.size, : self.size] = eta.J
         return GaussianEta(np.concatenate([eta.h, np.zeros(len(precision))]), wide)
@@ -222,6 +226,7 @@ class DiagonalGaussian(Derived):
         return 2 * self.size
 
     def zeros(self) -> GaussianEta:
+        """Returns the factor 1."""
         return GaussianEta(np.zeros(self.size), np.zeros(self.size))
 
     def blocks(self, *etas: GaussianEta) -> Iterator[tuple[GaussianEta, ...]]:
@@ -235,6 +240,7 @@ class DiagonalGaussian(Derived):
         check_layout(eta, self.zeros(), name, f"diagonal_gaussian(size={self.size})")
 
     def isotropic(self, scale: float, mean: float = 0.0) -> GaussianEta:
+        """Returns η of N(mean, scale² I)."""
         precision = np.full(self.size, scale**-2.0)
         return GaussianEta(precision * mean, precision)
 
@@ -300,6 +306,7 @@ class DiagonalGaussian(Derived):
         return self.moments(eta)
 
     def along(self, eta: GaussianEta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
         location, sd = self.moments(eta)
         return x @ location, np.sqrt(((x * sd) ** 2).sum(axis=1))
 
@@ -315,6 +322,7 @@ class DiagonalGaussian(Derived):
         return GaussianEta(h, diagonal.copy())
 
     def padded(self, eta: GaussianEta, precision: np.ndarray) -> GaussianEta:
+        """Returns η with further independent coordinates of mean 0 and these precisions appended."""
         h = np.concatenate([eta.h, np.zeros(len(precision))])
         return GaussianEta(h, np.concatenate([eta.J, precision]))
 

@@ -149,6 +149,7 @@ class LowRankGaussian(Derived):
         return _basis(self.directions, self.size, self.rank, self.seed)
 
     def zeros(self) -> LowRankEta:
+        """Returns the factor 1."""
         return LowRankEta(
             np.zeros(self.size), np.zeros(self.size), np.zeros((self.rank, self.rank))
         )
@@ -160,10 +161,12 @@ class LowRankGaussian(Derived):
             raise errors.FamilyError(f"{name}.K is not symmetric", "send (K + Kᵀ) / 2")
 
     def isotropic(self, scale: float, mean: float = 0.0) -> LowRankEta:
+        """Returns η of N(mean, scale² I)."""
         precision = np.full(self.size, scale**-2.0)
         return LowRankEta(precision * mean, precision, np.zeros((self.rank, self.rank)))
 
     def from_diagonal(self, h: np.ndarray, precision: np.ndarray) -> LowRankEta:
+        """Returns η of exp(hᵀθ − ½ Σ jθ²), both [D]."""
         return LowRankEta(h, precision, np.zeros((self.rank, self.rank)))
 
     def log_partition(self, eta: LowRankEta) -> Any:
@@ -277,9 +280,11 @@ class LowRankGaussian(Derived):
         return _solve(parts, eta.h), _variance(parts) ** 0.5
 
     def location(self, eta: LowRankEta) -> Any:
+        """Returns the mean [D]."""
         return _solve(self._parts(eta), eta.h)
 
     def along(self, eta: LowRankEta, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the mean and the sd of xᵀθ, [n] each, for rows of ``x`` [n, D], of NumPy arrays."""
         parts = self.root_parts(eta)
         scaled = x * parts.scale[None, :]
         along = scaled @ parts.q
@@ -287,6 +292,7 @@ class LowRankGaussian(Derived):
         return x @ self.location(eta), np.sqrt((pulled**2).sum(axis=1))
 
     def root_parts(self, eta: LowRankEta) -> RootParts:
+        """Returns a root of the covariance of a proper member, as float64 NumPy arrays."""
         parts = self._parts(eta)
         sign = np.where(np.diagonal(parts.r) < 0.0, -1.0, 1.0)
         inside = np.linalg.cholesky(sign[:, None] * _inverse(parts) * sign[None, :])
@@ -305,6 +311,7 @@ class LowRankGaussian(Derived):
         return array.__array_namespace__().asarray(self.basis, dtype=array.dtype)
 
     def times(self, eta: LowRankEta, vector: Any) -> Any:
+        """Returns P v, [D]."""
         basis = self._basis_like(vector)
         return eta.d * vector + basis @ (eta.K @ (basis.T @ vector))
 

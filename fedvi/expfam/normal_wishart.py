@@ -77,6 +77,7 @@ class NormalWishart(Derived):
         return self.size + 2 * self.rows
 
     def zeros(self) -> NormalWishartEta:
+        """Returns the factor 1."""
         rows, columns = self.rows, self.columns
         return NormalWishartEta(
             np.zeros((rows, columns)),

@@ -56,6 +56,7 @@ class Product:
         ]
 
     def zeros(self) -> Eta:
+        """Returns the factor 1."""
         return tuple(part.zeros() for part in self.parts)
 
     def check(self, eta: Any, name: str = "eta") -> None:
@@ -74,6 +75,7 @@ class Product:
         return sum(part.log_partition(block) for part, block in self._with(eta))
 
     def mean(self, eta: Eta) -> Eta:
+        """Returns the blocks' mean parameters."""
         return tuple(part.mean(block) for part, block in self._with(eta))
 
     def statistics(self, theta: Theta) -> Eta:

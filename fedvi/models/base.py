@@ -55,13 +55,16 @@ class Wrapped:
 
     @property
     def size(self) -> int:
+        """D, the number of unconstrained coordinates."""
         return self.model.size
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The D coordinates' names."""
         return self.model.names
 
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
+        """Returns log p₀(θ)."""
         return self.model.log_prior(theta)
 
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:

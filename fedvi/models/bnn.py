@@ -40,6 +40,7 @@ class Network(linen.Module):
 
     @linen.compact
     def __call__(self, x: Any) -> Any:
+        """Returns f(x)."""
         standard = linen.initializers.normal(1.0)
         for layer, units in enumerate([*self.hidden, 1]):
             before = x.shape[-1]

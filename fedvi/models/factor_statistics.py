@@ -257,6 +257,7 @@ class FactorAnalysis:
 
     @property
     def row(self) -> tuple[str, ...]:
+        """The columns."""
         return self.columns
 
     def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:

@@ -308,6 +308,7 @@ class GaussianMixture:
 
     @property
     def row(self) -> tuple[str, ...]:
+        """The columns."""
         return self.columns
 
     def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:

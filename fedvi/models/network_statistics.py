@@ -113,6 +113,7 @@ class DiscreteNetwork:
 
     @property
     def start(self) -> tuple[DirichletEta, ...]:
+        """The prior."""
         return self.prior
 
     @property
@@ -215,6 +216,7 @@ class DiscreteNetwork:
 
     @property
     def row(self) -> tuple[str, ...]:
+        """The variables."""
         return self.variables
 
     def parameters(self, theta: np.ndarray) -> dict[str, Parameter]:

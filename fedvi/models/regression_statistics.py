@@ -61,10 +61,12 @@ class _Coefficients:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The coefficients."""
         return self.coefficients
 
     @property
     def family(self) -> FullGaussian:
+        """Full Gaussian."""
         return FullGaussian(len(self.coefficients))
 
     @property
@@ -74,6 +76,7 @@ class _Coefficients:
 
     @property
     def start(self) -> GaussianEta:
+        """The prior."""
         return self.prior
 
     @property

@@ -101,6 +101,7 @@ class SiteEffects:
 
     @property
     def outcome(self) -> Any:
+        """The outcome of the base."""
         return self.base.outcome
 
     def new_site(self) -> Model:
@@ -177,6 +178,7 @@ class WithScales:
 
     @property
     def outcome(self) -> Any:
+        """The outcome of the base."""
         return self.effects.outcome
 
     def multipliers(self, theta: Any) -> Any:

@@ -89,6 +89,7 @@ class UnknownNoise:
 
     @property
     def start(self) -> NormalGammaRowsEta:
+        """The prior."""
         return self.prior
 
     @property

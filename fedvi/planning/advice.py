@@ -110,6 +110,7 @@ class Outlook:
     guessed: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
         found: dict[str, Any] = tables.plain(vars(self))
         return found
 

@@ -38,6 +38,7 @@ class TopicOutlook(NamedTuple):
     warnings: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
         return self._asdict() | {"warnings": list(self.warnings)}
 
 

@@ -73,13 +73,16 @@ class Itemised:
 
     @property
     def name(self) -> str:
+        """The name of ``accountant``."""
         return self.accountant.name
 
     @property
     def relation(self) -> Relation:
+        """The relation of ``accountant``."""
         return self.accountant.relation
 
     def supports(self, event: Event) -> bool:
+        """Whether the accountant supports ``event``."""
         return self.accountant.supports(event)
 
     def epsilon(self, event: Event, delta: float) -> float:

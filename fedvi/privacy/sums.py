@@ -142,10 +142,12 @@ class SeenInSums:
 
     @property
     def name(self) -> str:
+        """The name of ``accountant``."""
         return self.accountant.name
 
     @property
     def relation(self) -> Relation:
+        """The relation of ``accountant``."""
         return self.accountant.relation
 
     def supports(self, event: Event) -> bool:

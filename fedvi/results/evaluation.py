@@ -84,6 +84,7 @@ class Evaluation(NamedTuple):
     density_per: str = ""
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
         found = self._asdict()
         if self.classes is not None:
             groups = [group._asdict() for group in self.classes.groups]
@@ -381,6 +382,8 @@ def _numbers(assembly: Assembly, posterior: Eta, records: Records) -> Numbers | 
 
 
 def _counts(predictive: _Predictive, records: Records) -> Numbers | None:
+    """Scores predictions of counts."""
+
     def mass(count: float) -> np.ndarray:
         return np.exp(predictive.log_density(_with_outcome(records, count)))
 

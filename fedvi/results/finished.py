@@ -54,6 +54,7 @@ class Finished(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The study's name."""
         return self.assembly.study.study.name
 
     @property

@@ -105,6 +105,7 @@ class Verdict(NamedTuple):
         return 2 * len(self.stand_out) < self.effects or (self.multiple or 1.0) > _WIDE
 
     def as_dict(self) -> dict[str, Any]:
+        """Returns plain values for JSON."""
         return {**self._asdict(), "multiple": self.multiple, "lines": list(lines(self))}
 
 

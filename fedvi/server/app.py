@@ -390,6 +390,7 @@ class _Saving:
         return self._store.load()
 
     def save(self, state: Any) -> Any:
+        """Saves the state; see ``_saving``."""
         return _saving(self._store.save)(state)
 
 

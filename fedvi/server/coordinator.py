@@ -70,6 +70,7 @@ class Coordinator:
 
     @property
     def spec(self) -> protocol.ServerSpec:
+        """What the run agrees on."""
         return self._spec
 
     @property

@@ -24,18 +24,22 @@ class MemoryClientStore:
 
     @property
     def ledger(self) -> Ledger:
+        """The ledger as last stored."""
         return self._ledger
 
     @property
     def freeze(self) -> base.Freeze:
+        """The identity of the records that this ledger's releases use."""
         return self._freeze
 
     def reserve(self, ledger: Ledger, release_id: str, secret: bytes, task: bytes) -> base.Pending:
+        """Stores the ledger that charges a release, and the release's secret."""
         base.check_reservation(self._ledger, ledger, release_id, secret)
         self._ledger, self._pending = ledger, base.Pending(release_id, secret, task)
         return self._pending
 
     def charge(self, ledger: Ledger, release_id: str) -> None:
+        """Stores a ledger that charges a release whose secret is in another store."""
         base.check_reservation(self._ledger, ledger, release_id, None)
         self._ledger = ledger
 
@@ -46,23 +50,28 @@ class MemoryClientStore:
         return self._pending
 
     def pending(self) -> base.Pending | None:
+        """Returns the release that is reserved and not sealed, if there is one."""
         return self._pending
 
     def note_inputs(self, release_id: str, data: bytes, state: bytes, frozen: bytes) -> None:
+        """Stores fingerprints of the inputs that a pending release is about to use."""
         self._pending = base.check_inputs(
             self._pending, self._freeze, release_id, data, state, frozen
         )
         self._freeze = dataclasses.replace(self._freeze, digest=frozen)
 
     def seal(self, ledger: Ledger, release_id: str, payload: Payload, state: bytes | None) -> None:
+        """Stores the noised bytes, the ledger that seals them and the solver's new private state."""
         base.check_seal(self._ledger, ledger, self._pending, release_id, payload)
         self._ledger, self._state, self._pending = ledger, state, None
         self._outbox[release_id] = payload
 
     def unsent(self) -> tuple[str, Payload] | None:
+        """Returns the oldest release that is sealed but not acknowledged, if there is one."""
         return next(iter(self._outbox.items()), None)
 
     def acknowledge(self, ledger: Ledger, release_id: str) -> None:
+        """Stores the ledger and deletes the bytes, which the server has received."""
         base.check_sent(self._ledger, ledger, release_id)
         self._ledger = ledger
         self._outbox.pop(release_id, None)
@@ -84,12 +93,15 @@ class MemoryClientStore:
         self._ledger = ledger
 
     def load_state(self) -> bytes | None:
+        """Returns the solver's private state after the last sealed release, if it keeps one."""
         return self._state
 
     def load_keys(self) -> bytes | None:
+        """Returns the mask keys last saved, if there are any."""
         return self._keys
 
     def save_keys(self, keys: bytes, kept: tuple[str, bytes] | None = None) -> None:
+        """Stores the mask keys, and erases earlier ones."""
         self._keys = keys
 
     def erase_state(self) -> None:

@@ -109,10 +109,12 @@ class SqliteClientStore:
 
     @property
     def ledger(self) -> Ledger:
+        """The ledger as last stored."""
         return self._ledger
 
     @property
     def freeze(self) -> base.Freeze:
+        """The identity of the records that this ledger's releases use."""
         with files.reported(self._folder):
             found = dict(
                 self._connection.execute(
@@ -122,6 +124,7 @@ class SqliteClientStore:
         return base.Freeze(found["freeze_key"], found.get("freeze_digest"))
 
     def reserve(self, ledger: Ledger, release_id: str, secret: bytes, task: bytes) -> base.Pending:
+        """Stores the ledger that charges a release, and the release's secret."""
         base.check_reservation(self._ledger, ledger, release_id, secret)
         given_up = self.pending() is not None
         with self._transaction(ledger) as write:
@@ -132,6 +135,7 @@ class SqliteClientStore:
         return base.Pending(release_id, secret, task)
 
     def charge(self, ledger: Ledger, release_id: str) -> None:
+        """Stores a ledger that charges a release whose secret is in another store."""
         base.check_reservation(self._ledger, ledger, release_id, None)
         with self._transaction(ledger):
             pass
@@ -145,6 +149,7 @@ class SqliteClientStore:
         return base.Pending(release_id, secret, task)
 
     def pending(self) -> base.Pending | None:
+        """Returns the release that is reserved and not sealed, if there is one."""
         with files.reported(self._folder):
             row = self._connection.execute(
                 "SELECT release_id, secret, task, data, state FROM pending"
@@ -152,6 +157,7 @@ class SqliteClientStore:
         return None if row is None else base.Pending(*row)
 
     def note_inputs(self, release_id: str, data: bytes, state: bytes, frozen: bytes) -> None:
+        """Stores fingerprints of the inputs that a pending release is about to use."""
         pending, freeze = self.pending(), self.freeze
         noted = base.check_inputs(pending, freeze, release_id, data, state, frozen)
         if noted == pending:
@@ -162,6 +168,7 @@ class SqliteClientStore:
                 write("INSERT INTO meta VALUES ('freeze_digest', ?)", frozen)
 
     def seal(self, ledger: Ledger, release_id: str, payload: Payload, state: bytes | None) -> None:
+        """Stores the noised bytes, the ledger that seals them and the solver's new private state."""
         base.check_seal(self._ledger, ledger, self.pending(), release_id, payload)
         with self._transaction(ledger) as write:
             write("DELETE FROM pending")
@@ -186,6 +193,7 @@ class SqliteClientStore:
         self._overwrite_erased()
 
     def unsent(self) -> tuple[str, Payload] | None:
+        """Returns the oldest release that is sealed but not acknowledged, if there is one."""
         with files.reported(self._folder):
             row = self._connection.execute(
                 "SELECT number, release_id, event, sha256 FROM outbox ORDER BY number"
@@ -199,16 +207,19 @@ class SqliteClientStore:
         return release_id, Payload(tuple(_tensor(*columns) for columns in tensors), event, sha256)
 
     def acknowledge(self, ledger: Ledger, release_id: str) -> None:
+        """Stores the ledger and deletes the bytes, which the server has received."""
         base.check_sent(self._ledger, ledger, release_id)
         with self._transaction(ledger) as write:
             write("DELETE FROM outbox WHERE release_id = ?", release_id)
 
     def load_state(self) -> bytes | None:
+        """Returns the solver's private state after the last sealed release, if it keeps one."""
         with files.reported(self._folder):
             row = self._connection.execute("SELECT bytes FROM state").fetchone()
         return None if row is None else row[0]
 
     def load_keys(self) -> bytes | None:
+        """Returns the mask keys last saved, if there are any."""
         with files.reported(self._folder):
             row = self._connection.execute(
                 "SELECT value FROM meta WHERE name = 'mask_keys'"
@@ -216,6 +227,7 @@ class SqliteClientStore:
         return None if row is None else row[0]
 
     def save_keys(self, keys: bytes, kept: tuple[str, bytes] | None = None) -> None:
+        """Stores the mask keys, and erases earlier ones."""
         with self._transaction() as write:
             write("INSERT OR REPLACE INTO meta VALUES ('mask_keys', ?)", keys)
             if kept is not None:

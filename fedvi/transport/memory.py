@@ -26,4 +26,5 @@ class MemoryLink:
         self._handle = handle
 
     def handle(self, request: Request) -> Reply:
+        """Passes the request on."""
         return self._handle(request)

@@ -276,10 +276,12 @@ def part_from(request: pb.NextTaskRequest) -> KeyPart | None:
 
 
 def wait_to(wait: Wait) -> pb.Wait:
+    """Makes a Wait."""
     return pb.Wait(parts=wait.parts, epoch=wait.epoch)
 
 
 def wait_from(message: pb.Wait) -> Wait:
+    """Reads a Wait."""
     return Wait(tuple(message.parts), checked_count("wait.epoch", message.epoch))
 
 
@@ -348,6 +350,7 @@ def _coordinates_from(message: pb.Coordinates) -> Coordinates:
 
 
 def done_to(done: Done) -> pb.Done:
+    """Makes a Done."""
     return pb.Done(reason=done.reason, resumable=done.resumable)
 
 
@@ -467,6 +470,7 @@ def header_to(
 
 
 def header_from(header: pb.SubmitHeader) -> Header:
+    """Reads the header of an upload."""
     manifest, inline = ref_from(present(header, "payload"))
     offset = checked_count("offset", header.offset)
     if offset > manifest.size:
@@ -482,6 +486,7 @@ def header_from(header: pb.SubmitHeader) -> Header:
 
 
 def receipt_to(receipt: Receipt) -> pb.Receipt:
+    """Makes a Receipt."""
     return pb.Receipt(
         status=number_of(_RECEIPTS, receipt.status),
         version=receipt.version,
@@ -490,11 +495,13 @@ def receipt_to(receipt: Receipt) -> pb.Receipt:
 
 
 def receipt_from(message: pb.Receipt) -> Receipt:
+    """Reads a Receipt."""
     status = word_of("status", _RECEIPTS, message.status)
     return Receipt(status, checked_count("version", message.version), anchor_from(message))
 
 
 def query_to(query: Query) -> pb.QueryTaskRequest:
+    """Makes a QueryTaskRequest."""
     return pb.QueryTaskRequest(
         client=query.client,
         task_id=query.task_id,
@@ -504,6 +511,7 @@ def query_to(query: Query) -> pb.QueryTaskRequest:
 
 
 def query_from(request: pb.QueryTaskRequest) -> Query:
+    """Reads a QueryTaskRequest."""
     return Query(
         checked_name("client", request.client),
         checked_name("task_id", request.task_id),
@@ -513,22 +521,26 @@ def query_from(request: pb.QueryTaskRequest) -> Query:
 
 
 def progress_to(progress: Progress) -> pb.QueryTaskReply:
+    """Makes a QueryTaskReply."""
     return pb.QueryTaskReply(status=number_of(_TASKS, progress.status), received=progress.received)
 
 
 def progress_from(reply: pb.QueryTaskReply) -> Progress:
+    """Reads a QueryTaskReply."""
     return Progress(
         word_of("status", _TASKS, reply.status), checked_count("received", reply.received)
     )
 
 
 def renew_to(renew: Renew) -> pb.RenewLeaseRequest:
+    """Makes a RenewLeaseRequest."""
     return pb.RenewLeaseRequest(
         client=renew.client, task_id=renew.task_id, session=bytes.fromhex(renew.session)
     )
 
 
 def renew_from(request: pb.RenewLeaseRequest) -> Renew:
+    """Reads a RenewLeaseRequest."""
     client, task_id = (
         checked_name("client", request.client),
         checked_name("task_id", request.task_id),
@@ -537,14 +549,17 @@ def renew_from(request: pb.RenewLeaseRequest) -> Renew:
 
 
 def renewed_to(renewed: Renewed) -> pb.RenewLeaseReply:
+    """Makes a RenewLeaseReply."""
     return pb.RenewLeaseReply(held=renewed.held)
 
 
 def renewed_from(reply: pb.RenewLeaseReply) -> Renewed:
+    """Reads a RenewLeaseReply."""
     return Renewed(reply.held)
 
 
 def failure_to(failure: Failure) -> pb.ReportFailureRequest:
+    """Makes a ReportFailureRequest."""
     return pb.ReportFailureRequest(
         client=failure.client,
         task_id=failure.task_id,
@@ -554,6 +569,7 @@ def failure_to(failure: Failure) -> pb.ReportFailureRequest:
 
 
 def failure_from(request: pb.ReportFailureRequest) -> Failure:
+    """Reads a ReportFailureRequest."""
     return Failure(
         checked_name("client", request.client),
         checked_name("task_id", request.task_id),
@@ -563,8 +579,10 @@ def failure_from(request: pb.ReportFailureRequest) -> Failure:
 
 
 def goodbye_to(goodbye: Goodbye) -> pb.GoodbyeRequest:
+    """Makes a GoodbyeRequest."""
     return pb.GoodbyeRequest(client=goodbye.client, session=bytes.fromhex(goodbye.session))
 
 
 def goodbye_from(request: pb.GoodbyeRequest) -> Goodbye:
+    """Reads a GoodbyeRequest."""
     return Goodbye(checked_name("client", request.client), session_of(request))

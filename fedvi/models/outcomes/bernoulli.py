@@ -49,6 +49,7 @@ class Bernoulli:
         return jax.nn.sigmoid(jnp.abs(jnp.asarray(linear_predictor)))
 
     def what(self, columns: Columns) -> str:
+        """Names the probability."""
         return f"probability that {columns.text} is true"
 
     def mean(self, linear_predictor: np.ndarray) -> np.ndarray:
@@ -62,8 +63,10 @@ class Bernoulli:
         random: np.random.Generator,
         given: Sequence[np.ndarray],
     ) -> list[np.ndarray]:
+        """Draws 0 or 1."""
         chance = self.mean(linear_predictor)
         return [(random.uniform(size=len(chance)) < chance).astype(np.float64)]
 
     def conjugate_form(self, **shared: Any) -> PolyaGamma:
+        """Returns the regression with Pólya-Gamma latents."""
         return PolyaGamma(**shared, centred=True)

@@ -83,6 +83,7 @@ class Binomial:
         return [events, trials - events]
 
     def conjugate_form(self, **shared: Any) -> PolyaGamma:
+        """Returns the regression with Pólya-Gamma latents."""
         return PolyaGamma(**shared, centred=True, trials=self.typical_trials, paired=True)
 
 

@@ -54,6 +54,7 @@ class _Count:
     keeps_total: ClassVar[bool] = False
 
     def what(self, columns: Columns) -> str:
+        """Names the mean."""
         return f"expected number of {columns.text}"
 
     def mean(self, linear_predictor: np.ndarray) -> np.ndarray:
@@ -108,6 +109,7 @@ class Poisson(_Count):
         return np.sqrt(means)
 
     def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
+        """Returns P(Y ≤ y)."""
         import scipy.stats
 
         return np.asarray(scipy.stats.poisson.cdf(y, means))
@@ -159,6 +161,7 @@ class NegativeBinomial(_Count):
         return np.sqrt(means * (1.0 + self.dispersion * means))
 
     def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
+        """Returns P(Y ≤ y)."""
         import scipy.stats
 
         shape = 1.0 / self.dispersion
@@ -170,6 +173,7 @@ class NegativeBinomial(_Count):
         return means * random.gamma(shape, 1.0 / shape, len(means))
 
     def conjugate_form(self, **shared: Any) -> PolyaGamma:
+        """Returns the regression with Pólya-Gamma latents."""
         return PolyaGamma(
             **shared,
             centred=True,

@@ -51,6 +51,7 @@ class Normal:
         return Normal(self.noise_scale / math.sqrt(power))
 
     def what(self, columns: Columns) -> str:
+        """Names the mean."""
         return f"mean of {columns.text}, in the unit of the file"
 
     def mean(self, linear_predictor: np.ndarray) -> np.ndarray:
@@ -62,6 +63,7 @@ class Normal:
         return self.noise_scale * unit
 
     def cdf(self, y: np.ndarray, means: np.ndarray, unit: float = 1.0) -> np.ndarray:
+        """Returns P(Y ≤ y)."""
         return np.asarray(scipy.special.ndtr((y - means) / self.sd(means, unit)))
 
     def predictive_sd(self, sd: np.ndarray, unit: float = 1.0) -> np.ndarray:
@@ -75,7 +77,9 @@ class Normal:
         random: np.random.Generator,
         given: Sequence[np.ndarray],
     ) -> list[np.ndarray]:
+        """Draws a number."""
         return [linear_predictor + self.noise_scale * random.standard_normal(len(linear_predictor))]
 
     def conjugate_form(self, **shared: Any) -> KnownNoise:
+        """Returns the regression without latents."""
         return KnownNoise(**shared, centred=True, noise_scale=self.noise_scale)

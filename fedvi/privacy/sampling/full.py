@@ -38,6 +38,7 @@ class Full:
         return Batch(jnp.arange(self.capacity), jnp.asarray(valid, bool), self)
 
     def event(self, inner: events.Event) -> events.Event:
+        """Returns ``inner``."""
         return inner
 
 

@@ -27,6 +27,7 @@ class Calls:
         self._pauses: dict[str, tuple[float, ...]] = {}
 
     def hear(self, client: str, now: float) -> None:
+        """Notes a call."""
         if client in self._last:
             recent = self._pauses.get(client, ())[1 - _REMEMBERED :]
             self._pauses[client] = (*recent, now - self._last[client])

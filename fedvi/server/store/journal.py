@@ -35,6 +35,7 @@ class MemoryJournal:
         self._events: list[Event] = []
 
     def record_event(self, kind: str, client: str, text: str) -> None:
+        """Adds a line."""
         self._events.append(Event(len(self._events) + 1, time.time(), kind, client, text))
 
     def events(self, after: int = 0) -> Sequence[Event]:

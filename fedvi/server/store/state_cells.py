@@ -66,6 +66,7 @@ class Reference(NamedTuple):
 
     @property
     def size(self) -> int:
+        """How many bytes the array has."""
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
