@@ -82,6 +82,7 @@ def check_arguments(
     Args:
       known: names of its arguments.
       places: how many of them may be unnamed.
+      example: a correct call.
 
     Raises:
       ConfigError: there are such arguments.

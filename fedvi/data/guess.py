@@ -90,7 +90,9 @@ def guess_columns(
 
     Args:
       path: a file of a format in ``fedvi.data.tables``.
+      names: of the columns, in the file.
       columns: of all columns, for a file without names.
+      separator: of a text file.
 
     Raises:
       DataError: the file cannot be read, or lacks a column; or its first line is a record, see
@@ -113,6 +115,8 @@ def check_names(path: Path, names: Sequence[str], separator: str) -> None:
 
     Args:
       path: any file; other formats than text contain their columns' names.
+      names: of all columns, from the first line.
+      separator: of a text file.
 
     Raises:
       DataError: the first line is a record; or the file cannot be read.

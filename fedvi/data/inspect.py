@@ -121,6 +121,7 @@ def inspect_file(
     """Reads a file as a private study would, and reports the result.
 
     Args:
+      path: a file of a format in ``fedvi.data.tables``.
       used: columns used by the study's model; a row counts if all of them do.
       private: whether the study states a privacy guarantee; if not, some cells are refused.
       columns, separator: as in the study's ``[data]``.

@@ -17,6 +17,7 @@ def with_lines(error: errors.ConfigError, text: str, root: str = "") -> errors.C
     """Adds to each message the line that it is about, where the file has it.
 
     Args:
+      error: one of a file, or several.
       text: of the file; if it is no TOML, nothing is added.
       root: what stands before each place in a message, such as "policy.".
 

@@ -61,6 +61,7 @@ def suggested(guess: Guess, kind: str | None = None) -> str | None:
     It contains no bounds, and no level of a single record, which would reveal something about it.
 
     Args:
+      guess: the column.
       kind: the type, if the model requires one.
 
     Returns:

@@ -211,7 +211,10 @@ def check_layout(eta: Any, like: Eta, name: str, family: Any) -> None:
     """Raises FamilyError unless ``eta`` is a NamedTuple like ``like``, of finite numbers.
 
     Args:
+      eta: the value to check.
       like: a member of the family, with the expected type and shapes.
+      name: the name of ``eta``, for messages.
+      family: for messages.
     """
     if type(eta) is not type(like):
         wanted = f"{type(like).__name__}({', '.join(like._fields)})"

@@ -132,7 +132,9 @@ def added(
     """Returns left + factor · right for each name of ``right``, as ``tree.add_scaled``, read-only.
 
     Args:
+      left: trees by name.
       right: trees for some of these names, in their order; for the same names where both are stacked.
+      factor: one for all.
       keep: called with each result; returns an equal tree, which may be stored outside of memory.
     """
     if isinstance(left, Stacked) and isinstance(right, Stacked) and left.names is right.names:

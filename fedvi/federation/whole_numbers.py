@@ -26,6 +26,8 @@ def whole(
 
     Args:
       value: an answer's arrays, float64, whole numbers times the step.
+      shapes: of these arrays.
+      step: of the grid.
 
     Returns:
       [D], float64, whole numbers.

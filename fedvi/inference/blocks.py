@@ -52,6 +52,7 @@ def length_of(rows: int, most: int | None = None) -> int:
     """Returns how many rows each block of a batch has: blocks of equal length, a multiple of 64.
 
     Args:
+      rows: how many the batch has.
       most: about the longest block; left out, ``BLOCK``.
     """
     most = BLOCK if most is None else most

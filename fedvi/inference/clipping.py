@@ -64,6 +64,7 @@ def clipped(
       parts: the gradients of the rows of ``batch``, in its order.
       clip_norm: C.
       clipping: one of ``Clipping``; "per_site" clips each leaf to C / √leaves.
+      batch: the rows.
       mechanism: the one that will noise the sum.
       loss_bound: if given, each record's loss is added up as well, clipped to ±loss_bound and in units of
         loss_bound ÷ `loss_unit`. The total is then (gradients, loss), and gradients are clipped to what

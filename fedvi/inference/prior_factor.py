@@ -39,6 +39,7 @@ def prior_factor(
 
     Args:
       family: full, diagonal or low-rank Gaussian over the model's θ.
+      model: the model with the ``log_prior``.
       steps, draws, learning_rate: see ``gradient``.
 
     Source: docs/proofs/updates.md §4.

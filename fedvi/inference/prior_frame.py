@@ -17,6 +17,7 @@ def prior_frame(family: Any, model: Model) -> PriorFrame:
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
+      model: the model with the prior.
 
     Raises:
       SolverError: for another family.

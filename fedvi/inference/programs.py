@@ -15,6 +15,7 @@ def flat(function: Callable[..., Any], *args: Any) -> tuple[ClosedJaxpr, Any]:
     """Traces a function; returns its program with nested calls inlined, and the tree of its result.
 
     Args:
+      function: a JAX function.
       args: trees of arrays, or of their shapes.
     """
     nested, like = jax.make_jaxpr(function, return_shape=True)(*args)

@@ -37,6 +37,7 @@ def taken(keys: Key, step: Any, count: int) -> tuple[Key, Key]:
     those that were taken are overwritten.
 
     Args:
+      keys: as returned by ``started`` or ``taken``.
       step: how many steps were taken before, int32.
       count: how many are taken now.
     """

@@ -166,6 +166,7 @@ class VIPS(SpeaksOfRuns, Owned):
         Args:
           records: arrays [N, …] by name, as the model requires; N is at most ``max_records``, and
             private. All other sizes, such as the largest number of words of a document, are public.
+          progress_bar: whether to show one.
           on_round: called with the number of rounds so far and the posterior, which may be published.
 
         Raises:

@@ -130,6 +130,9 @@ def diagonal_prior(
     products with the Hessian: with a vector of ones for the row sums, and at five points with random
     vectors. No other matrix with these row sums gives the same products.
 
+    Args:
+      model: any model; its prior must be twice differentiable.
+
     Returns:
       h and j, [D] each, float64.
 

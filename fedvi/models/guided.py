@@ -65,6 +65,7 @@ def guided(
       model, guide: NumPyro functions; an automatic guide has been set up.
       loss: ``Trace_ELBO`` or ``TraceMeanField_ELBO``.
       params: initial constrained parameters of both.
+      key: any.
       at: the layout of the arguments.
       plate: the name of the record plate; None to find the one that follows the number of records.
       static: keyword arguments of both.

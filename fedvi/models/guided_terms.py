@@ -72,6 +72,7 @@ class Guided:
 
         Args:
           params: constrained parameters of model and guide.
+          key: the key of this step.
           row: one record's columns, without the record axis.
           place: a random word that does not depend on other records; the key of the local latents.
         """

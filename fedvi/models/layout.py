@@ -69,6 +69,9 @@ def layout(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Layout:
 
     Numbers, strings, None and arrays without an axis are public and passed on as they are.
 
+    Args:
+      args, kwargs: those of ``update`` or ``run``.
+
     Raises:
       ModelError: if there is no array, one holds no numbers, or two have record axes of different
         lengths.

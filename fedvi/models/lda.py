@@ -405,6 +405,7 @@ def top_words(
     Args:
       posterior: q, [K, V].
       words: the vocabulary, V texts.
+      count: how many words for each topic.
 
     Raises:
       ModelError: there are more or fewer words than V.
@@ -430,6 +431,8 @@ def document_topics(
     Not private: a result depends on its document. Use it on public documents, or on your own.
 
     Args:
+      model: the topic model.
+      posterior: q of the topics.
       documents: records of the model, ``words`` and ``counts`` [N, L] with any L.
 
     Raises:
@@ -457,6 +460,8 @@ def completion_perplexity(
     bound over the words of a test set, falls with the size of the set.
 
     Args:
+      model: the topic model.
+      posterior: q of the topics.
       documents: held-out records, ``words`` and ``counts`` [N, L].
       seed: the seed of the split: each word goes to either half with probability ½; at least 0.
 

@@ -27,6 +27,7 @@ def through_chunks(body: Callable[..., Any], lengths: Any, longest: int, state: 
         change nothing. R follows from the length.
       lengths: int32 [B], the length of each row.
       longest: the largest possible length.
+      state: any tree.
     """
     import jax
     import jax.numpy as jnp

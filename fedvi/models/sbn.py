@@ -285,6 +285,7 @@ class SigmoidBeliefNetwork:
         baseline is the best constant prediction of each unit.
 
         Args:
+          posterior: q.
           y: [N, P], zeros and ones.
           together: how many records are in memory at a time.
 

@@ -40,6 +40,7 @@ def by_diagonal(messages: Any, centred: Any, sweeps: int) -> tuple[Any, Any, Any
     Args:
       messages: ``mean`` and ``square``, E[w] and E[w²], [K + 1, P] each; ``hidden``, E[b], [K].
       centred: y − ½, [B, P].
+      sweeps: how many sweeps.
 
     Source: docs/proofs/updates.md §8; Gan et al. (2015), AISTATS.
     """

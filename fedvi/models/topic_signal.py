@@ -42,6 +42,7 @@ def signal_to_noise(
     of a topic stand out further.
 
     Args:
+      model: the topic model.
       records: N, a public number.
       rate: the share of documents in a batch, above 0 and at most 1.
       rounds: J, at least 1.

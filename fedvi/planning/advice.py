@@ -162,6 +162,7 @@ def help_in_words(assembly: Assembly, present: Sequence[str]) -> str:
     """Says what would have narrowed the intervals of a run; "" if nothing would, or nothing is known.
 
     Args:
+      assembly: of the run.
       present: the clients whose answers the posterior holds. A site that never answered added neither
         records nor noise, so that levers are those of a study without it.
     """

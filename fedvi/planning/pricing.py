@@ -189,6 +189,7 @@ def pricing(assembly: Assembly, *, with_historical: bool = False) -> Pricing:
     """Prices a study's plan in every way that fedvi supports.
 
     Args:
+      assembly: from ``build.assemble``.
       with_historical: adds the claims of older papers and tools, labelled as such.
 
     Raises:

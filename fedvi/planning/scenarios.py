@@ -110,8 +110,14 @@ def changed(
     """Returns a study with changed numbers.
 
     Args:
+      study: as it is.
+      epsilon: of the promise.
       times: factor for the records of each site.
       sites: number of sites; added ones have the median site's number of records.
+      view: of the promise.
+      formula: of the model.
+      clip_norm: of the solver.
+      reference: a column of levels, and the level with which its others are compared.
     """
     raw = study.as_written()
     if epsilon is not None:
@@ -172,6 +178,7 @@ def needs(assembly: Assembly, name: str, effect: float) -> Needs:
 
     Args:
       assembly: of a private study.
+      name: of a coefficient.
       effect: on the coefficient's scale, other than 0; for a ratio r, log r.
 
     Raises:

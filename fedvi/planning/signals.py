@@ -133,6 +133,8 @@ def signal(
       have a better ratio than curvatures: both ratios are the curvature's.
 
     Args:
+      kind: of the solver.
+      numbers: the study's public numbers.
       noise_multiplier: z.
       clip_norm: C, or "auto" if the solver supports it.
       rate: of the sampler.

@@ -165,6 +165,7 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
     answer in every round.
 
     Args:
+      assembly: the study.
       repeats: number of noise draws.
       made: records of the same formula and columns, if already made up.
     """

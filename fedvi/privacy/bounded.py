@@ -102,6 +102,8 @@ def clipped_sum_of_parts(
         are consecutive and of equal length; the last may extend beyond the batch.
       parts: how many there are.
       clip_norm: C > 0; see `clipped_sum`.
+      batch: the rows that are summed.
+      mechanism: will noise the total.
 
     Raises:
       PrivacyError: as `clipped_sum`; or the parts do not cover the batch.
@@ -180,6 +182,7 @@ def clipped_changes(
       changes: a tree of float arrays, each [K, …].
       clip_norm: C, as in ``clipped_sum``.
       batch: K rows, and the sampler that picked the records in them.
+      mechanism: as in ``clipped_sum``.
       add_remove, substitute: how many rows one unit changes; the caller must prove this.
 
     Raises:
@@ -214,6 +217,7 @@ def float_limit(
       blocks: the number of block sums; blocks · block ≥ rows.
       rows: B, the rows of the batch.
       size: d, the number of coordinates.
+      mechanism: noises the sum.
       double: whether block sums are float64, as in `float_sum`.
 
     Raises:
@@ -269,6 +273,8 @@ def float_sum(
       blocks: how many there are; blocks · block ≥ B.
       block: b, the most terms in one block sum.
       clip_norm: C.
+      batch: the rows that are summed.
+      mechanism: noises the sum.
       double: whether block sums are float64; ``block_sum`` is then traced with x64 enabled. Blocks may
         then have any length, at the cost of float64 arithmetic.
 
@@ -333,6 +339,8 @@ def float_sum_of(
       block: b, the most terms in one block sum.
       clip_norm: C.
       rows: B, the rows of the batch, at least the sampler's ``capacity``.
+      sampler: picked the rows.
+      mechanism: noises the sum.
 
     Raises:
       PrivacyError: as `float_limit`; block sums have another dtype, or there are none or more than

@@ -63,6 +63,7 @@ def calibrate(
 
     Args:
       event_of: noise multiplier → the event of the whole study, with the largest number of releases.
+      accountant: checks the budget.
       epsilon: the budget, finite and above 0.
       delta: the budget, above 0 and below 1.
       tolerance: relative width at which the search stops.

@@ -97,6 +97,8 @@ def check(certificate: Certificate, own: str, sealed: str | None) -> Named:
     """Verifies a certificate, and returns its set.
 
     Args:
+      certificate: one that a site kept.
+      own: the name of that site.
       sealed: digest of its answer of that round, from its ledger; None if there is none.
 
     Raises:

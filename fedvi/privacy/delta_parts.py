@@ -131,6 +131,7 @@ def with_tables(accountant: Accountant, distance: float) -> Accountant:
     """Returns the accountant with the error of the noise tables added to δ, unless it is there already.
 
     Args:
+      accountant: prices the exact mechanisms.
       distance: total variation between one noised release and its exact law, over all coordinates: the
         mechanism's distance per draw times the number of draws. 0 changes nothing.
 
@@ -155,6 +156,7 @@ def delta_items(event: Event, epsilon: float, delta: float, distance: float) -> 
     Args:
       event: everything that was priced.
       epsilon: if infinite, all of δ counts as the mechanism's.
+      delta: the whole δ.
       distance: see `with_tables`.
 
     >>> delta_items(Gaussian(30.0), 1.0, 1e-5, 0.0).mechanism

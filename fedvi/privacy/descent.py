@@ -153,6 +153,7 @@ class Descent(Speaks):
 
         Args:
           numbers: coordinates of one release.
+          study: the study name in the ledger's header.
           mark: a warning for claims, added to the plan's own ``mark``.
 
         Raises:

@@ -36,6 +36,7 @@ class RdpFilter:
     Args:
       epsilon: the cap, finite and above 0.
       delta: the cap's δ, above 0 and below 1.
+      relation: the neighbouring relation.
       order: α, above 1.
       overflow_share: the share of ``delta`` that is reserved for overflow, in [0, 1).
 
@@ -131,6 +132,7 @@ def rdp_filter(
 
     Args:
       epsilon, delta: the cap.
+      relation: the neighbouring relation.
       order: α; by default the one of `accountants.rdp.ORDERS` at which ``typical`` fits most often.
       typical: a release like those expected; must not depend on data. By default an unsampled Gaussian;
         its noise does not matter, since every noise leads to the same order.

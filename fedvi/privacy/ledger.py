@@ -141,6 +141,9 @@ def lifetime_header(
     """Returns the header of a lifetime ledger, which charges every study of a site.
 
     Args:
+      site: its name.
+      unit: what is protected.
+      relation: the neighbouring relation of the cap.
       table_distance: the largest table distance of any study that may be charged to this ledger.
       epsilon, delta: the cap; both or none. δ is the whole one, so that the spent share can be
         recomputed. The filter gets δ less its ``TABLES_SHARE``.
@@ -182,7 +185,9 @@ def spend(
     The price includes the header's ``table_distance``: δ is checked as a whole.
 
     Args:
+      ledger: what was spent before.
       release_id: new in this ledger.
+      event: the cost of the release.
       budget: None only if the header is not protected. It must not exceed the header's promise, if there
         is one.
 
@@ -217,7 +222,9 @@ def charge(ledger: Ledger, release_id: str, event: Event) -> Ledger:
     """Reserves a release that another party already holds, even beyond the budget.
 
     Args:
+      ledger: what was spent before.
       release_id: new in this ledger.
+      event: what the release cost.
 
     Raises:
       LedgerError: ``release_id`` was reserved before.

@@ -260,6 +260,7 @@ def disclose(value: Any, what: str) -> Released:
     A ledger with a budget refuses it. Only a study with ``protection = "none"`` has no budget.
 
     Args:
+      value: arrays.
       what: names the value in the ledger, e.g. "natural parameters of the local optimum".
     """
     return _released(value, events.Unprotected(what))

@@ -378,6 +378,9 @@ def to_text(parts: Sequence[Claim]) -> str:
 
     Numbers are rounded up, so that what is written holds. Lines that all claims share are written
     once.
+
+    Args:
+      parts: of any clients, and of the consortium.
     """
     if not parts:
         return "No claim: what left was not protected (epsilon is infinite).\n"

@@ -134,6 +134,7 @@ class SeenInSums:
     Guarantee: that of `in_sum`, for every event and by the accountant's bounds.
 
     Args:
+      accountant: prices the sums.
       honest: the least number of independent noise terms in each sum.
     """
 
@@ -177,6 +178,10 @@ class SeenInSums:
 
 def with_sums(accountant: Accountant, sums: Sums | None) -> Accountant:
     """Returns the accountant for an observer of sums; ``accountant`` itself if ``sums`` is None.
+
+    Args:
+      accountant: prices messages, or these same sums already.
+      sums: what the study fixes.
 
     Raises:
       ConfigError: no honest client is left, or the accountant prices other sums.

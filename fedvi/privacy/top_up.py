@@ -86,6 +86,7 @@ class TopUp(NamedTuple):
 
         Args:
           keys: (number of a layer, from 0; its key).
+          count: how many numbers.
 
         Returns:
           [count], int64, in steps of the grid.
@@ -157,6 +158,7 @@ def drawn(key: bytes, divisors: Sequence[int], count: int) -> np.ndarray:
     Args:
       key: 32 bytes, used for nothing else.
       divisors: of the layer, odd.
+      count: how many numbers.
 
     Returns:
       [count], int64, in strides.

@@ -46,10 +46,13 @@ def inference_data(
     sees it: pass records that are public, or your own to look at.
 
     Args:
+      key: of the draws.
       svi: with a fitted guide; ``init`` was called.
       params: as returned by ``run`` or ``get_params``.
       args, kwargs: arguments of guide and model; without outcomes for the predictive groups. Automatic
         guides alone need none.
+      prior: whether to draw from the prior as well.
+      predictive: whether to draw outcomes as well.
 
     Returns:
       ``arviz.InferenceData``, or the ``xarray.DataTree`` that replaces it in ArviZ 1.

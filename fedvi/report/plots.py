@@ -23,6 +23,7 @@ def epsilon_over_rounds(
     """Draws ε against rounds, one line for each accountant, and the budget.
 
     Args:
+      rounds: the values of the x-axis.
       epsilon: accountant → ε at each of ``rounds``; None where it has none.
       title: above the plot; names the relation, δ and any mark.
       path: .png, .svg or .pdf.
@@ -55,6 +56,7 @@ def smallest_effects(
     Args:
       views: view → records, in words → (ε, effect) of each study; infinite effects are left out.
       what: label of the y-axis.
+      title: above the plot.
       path: .png, .svg or .pdf.
       is_ratio: whether effects are ratios above 1, drawn on a logarithmic scale.
 
@@ -100,6 +102,7 @@ def sweep(
       settings: the settings in words, in the order of the x-axis.
       coefficients: name → its rows, each with ``setting``, an index, and ``mean``, ``lower``, ``upper``
         and, if there is one, ``pooled_mean``. The first twelve are drawn.
+      title: above the plot.
       path: .png, .svg or .pdf.
 
     Raises:

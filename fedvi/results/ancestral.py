@@ -107,6 +107,8 @@ def check_whole(model: RunsForwards, site: str, law: str, is_density: bool, text
     """Rejects a density where a probability is needed.
 
     Args:
+      model: the model with the law.
+      site: its name in the model.
       law: its class, for the message.
       is_density: whether it is continuous.
       text: the response, as in the formula.
@@ -133,10 +135,13 @@ def sampled(
     """Draws all outcomes of ``count`` records at one θ, column after column.
 
     Args:
+      model: any.
       drawn: its ``outcomes``.
       theta: [D].
       given: the columns that it does not draw, with a record axis; and columns with an outcome whose other
         numbers are inputs, such as an offset.
+      count: of records.
+      seed: of the draws.
 
     Returns:
       The records, outcomes in float64 or integers as the model has them.

@@ -119,6 +119,7 @@ def bcm_same(assembly: Assembly, sources: Mapping[str, ArraySource]) -> Eta:
 
     Args:
       assembly: from ``one_visit``.
+      sources: client → its records.
 
     Source: Tresp (2000), A Bayesian committee machine; docs/proofs/updates.md §3.
     """
@@ -135,6 +136,7 @@ def bcm_split(
 
     Args:
       assembly: from ``one_visit``.
+      sources: client → its records.
       shares: client → its power of the prior; they sum to 1. A client of share 0 is left out.
 
     Source: Ashman et al. (2022), arXiv:2202.12275, BCM with a split prior; docs/proofs/updates.md §3.

@@ -17,6 +17,7 @@ def by_chance(rows: Sequence[Mapping[str, Any]], stand_out: Sequence[str]) -> tu
     assumption about how effects are correlated.
 
     Args:
+      rows: of all effects.
       stand_out: names of those whose interval excludes 0, in order.
     """
     size = {row["name"]: abs(row["mean"]) / row["sd"] for row in rows if row["name"] in stand_out}

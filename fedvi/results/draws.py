@@ -23,7 +23,9 @@ def named(assembly: Assembly, posterior: Eta, count: int, seed: int) -> dict[str
     """Draws from a posterior and splits each draw into the model's parameters, in their own supports.
 
     Args:
+      assembly: the study, built.
       posterior: η of a proper q.
+      count: how many draws.
       seed: of the draws; public.
 
     Returns:

@@ -127,6 +127,7 @@ def held_against(
     """Evaluates a run on test records: its outcome, or whole records if the model generates these.
 
     Args:
+      run: a finished run.
       records: from ``read_records``; they must be public, see ``evaluate``.
       draws: of θ, where needed; None for 1,000, or 200 for whole records.
 
@@ -155,6 +156,8 @@ def evaluate(
       assembly: the study, built; its family is a full or diagonal Gaussian.
       posterior: η of a proper q.
       records: from ``read_records``, or laid out as the model wants them.
+      draws: of θ, where they are needed.
+      seed: of the draws.
 
     Raises:
       ConfigError: q is not Gaussian, or ``draws`` is below 2.
@@ -468,6 +471,7 @@ class _Law(NamedTuple):
     """The distribution of a column that a NumPyro model draws.
 
     Attributes:
+      outcome: the column.
       name: of the law's class.
       is_density: whether it is continuous.
     """

@@ -59,6 +59,7 @@ def measure(
       model: conjugate.
       posterior: η of a proper q.
       records: laid out as the model wants them.
+      draws: of θ, where they are needed.
       seed: of the draws, and of the halves of documents.
 
     Raises:

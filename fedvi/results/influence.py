@@ -195,10 +195,12 @@ def refolded(
     the others; without them it would differ. None for a client that never answered.
 
     Args:
+      family: of q.
       stand: ``LocalSolver.stand``.
       prior: η_0.
       factors: worker → η_m, of the prior's own worker too.
       standing: of the last fold; None if no client answered.
+      history: all folds.
     """
     removed = {name for update in history for name in update.removed}
     answered = {name for update in history for name in update.clients} - removed - {PRIOR}

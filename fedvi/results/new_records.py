@@ -63,7 +63,9 @@ def chunks(
 
     Args:
       study: gives the separator and the columns' names.
+      schema: the study's.
       names: columns of the schema that are needed.
+      path: the file.
       also: columns of the file that are copied, such as names of persons.
       rows: records per chunk.
 

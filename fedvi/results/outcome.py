@@ -103,6 +103,7 @@ def verdict_of(result: Result, advise: bool = False) -> Verdict:
     """Returns the verdict on a run; see ``fedvi.results.verdict``.
 
     Args:
+      result: of the run.
       advise: whether to compute, if it is wanted, what would narrow intervals most: takes seconds.
     """
     found = run_record.verdict_of(record(result), widths.expectation(result.assembly))
@@ -119,6 +120,8 @@ def as_dict(
     """Returns everything about a run that may be published, as plain values for JSON.
 
     Args:
+      result: of the run.
+      rivals: baselines to list beside it.
       verdict: on the run, if already computed.
     """
     run, verdict = record(result), verdict or verdict_of(result)

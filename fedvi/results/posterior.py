@@ -51,7 +51,9 @@ def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark:
 
     Args:
       folder: an existing one.
+      family: of q.
       posterior: η of a proper q.
+      names: of the coordinates of θ.
       mark: printed beside every claim; empty if nothing needs saying.
     """
     mean, sd = family.moments(posterior)
@@ -86,6 +88,11 @@ def arrays(path: Path, names: Sequence[str], what: str = "posterior") -> dict[st
 
 def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
     """Reads back what ``write`` kept, of any family.
+
+    Args:
+      path: of ``posterior.npz``.
+      family: of q, as the study says.
+      names: of the coordinates of θ, as the study says.
 
     Raises:
       ConfigError: the file cannot be read, is of another study, or its q is improper.

@@ -99,8 +99,11 @@ def predictor(
     each record is predicted as one of a new site.
 
     Args:
+      assembly: the study, built.
       posterior: η of a proper q: a Gaussian, or that of a linear model with unknown noise.
       level: of the central intervals, between 0 and 1.
+      draws: of θ, where they are needed.
+      seed: of the draws.
 
     Raises:
       ConfigError: ``level`` is outside (0, 1), ``draws`` is below 2, or the study's model predicts no

@@ -23,6 +23,9 @@ def check(study: Study, run: Path, file: Path, called: str) -> None:
     files are there. Without privacy there is nothing to refuse.
 
     Args:
+      study: of the run.
+      run: the folder of the run.
+      file: the supposedly public file.
       called: the option or argument that named it, for errors.
 
     Raises:

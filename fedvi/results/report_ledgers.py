@@ -60,6 +60,7 @@ def read(
 
     Args:
       path: a folder of exported ledgers, or a server's database.
+      clients: those of the study.
       digests: of the study, as its ledgers may carry them.
       heads: client → the head of its ledger in the run's own result, ENTRIES:HASH; empty if the result is
         of a version that kept none.

@@ -165,6 +165,7 @@ def content(
 
     Args:
       run: a run that has ended.
+      verdict: on the run.
       warnings: one sentence each, see ``fedvi.planning.advice.doubts``.
       pooled: η of another fit, to show beside the posterior.
     """

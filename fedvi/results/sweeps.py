@@ -56,6 +56,7 @@ class Run(NamedTuple):
     """A cell and its outcome.
 
     Attributes:
+      cell: its settings and seed.
       told: the run as ``outcome.as_dict`` writes it; None if it failed.
       problem: why it failed; "" if it did not.
     """
@@ -69,6 +70,7 @@ def grid(study: Study, settings: Mapping[str, Sequence[Any]], seeds: int = 1) ->
     """Returns all runs, grouped by setting, so that each setting compiles once.
 
     Args:
+      study: the study to vary.
       settings: dotted key, such as "privacy.epsilon" → its values; their product is run.
       seeds: number of runs per setting. Each has fresh noise, and a fresh order of arrival.
 
@@ -286,7 +288,11 @@ def _summed(chosen: Mapping[str, Any], runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def write_tables(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Writes ``runs`` and ``coefficients`` as CSV and, where pyarrow is installed, as Parquet."""
+    """Writes ``runs`` and ``coefficients`` as CSV and, where pyarrow is installed, as Parquet.
+
+    Returns:
+      The files.
+    """
     written = []
     for name, rows in (("runs", run_rows(runs)), ("coefficients", coefficient_rows(runs))):
         rows = [{key: _cell(value) for key, value in row.items()} for row in plain(rows)]

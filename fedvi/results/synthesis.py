@@ -72,8 +72,10 @@ def synthesise(
     sites have effects, a set comes from one new site.
 
     Args:
+      assembly: the study, built.
       posterior: η of a proper q.
       records: the number of records in a set; None where ``given`` determines it.
+      sets: the number of sets.
       seed: of all draws; public.
       given: a table with the columns, or a .npz with the arrays, that the model does not draw.
 

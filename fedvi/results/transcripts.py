@@ -98,6 +98,10 @@ class _Kept(NamedTuple):
 def replay(spec: ServerSpec, folder: Path) -> Replayed:
     """Recomputes every sum and every fold of a run.
 
+    Args:
+      spec: of the study.
+      folder: of the transcript.
+
     Raises:
       ConfigError: the transcript cannot be read.
       ProtocolError: a sum is of too few sites or cannot be read from the masked answers, a task is not
@@ -138,6 +142,9 @@ def check_result(spec: ServerSpec, replayed: Replayed, path: Path, names: Sequen
     """Compares a run's ``posterior.npz`` with the last fold.
 
     Args:
+      spec: of the study.
+      replayed: from `replay`.
+      path: of the file.
       names: of θ's coordinates.
 
     Raises:
@@ -156,6 +163,7 @@ def check(replayed: Replayed, path: Path) -> Agreement | None:
     """Compares a transcript with what a site kept: its ledger, and which tasks and sets it answered.
 
     Args:
+      replayed: from `replay`.
       path: of the site's store.
 
     Returns:
@@ -224,6 +232,8 @@ def _problem(kept: _Kept, found: Round, digests: Mapping[str, str]) -> str:
     """Returns how a round contradicts what a site kept; empty if it does not.
 
     Args:
+      kept: by the site.
+      found: the round.
       digests: site → digest of its masked answer; empty if the round was given up.
     """
     visit = found.task.visit

@@ -194,9 +194,11 @@ def judge(
     """Judges a finished run from its releases.
 
     Args:
+      study: the run's study.
       rows: the posterior by coordinate, see ``fedvi.study.spec.coefficients``.
       prior: its mean and sd by coordinate; None if it has none.
       moves: (largest move of a mean, surprise, jitter) of each round, in posterior sds.
+      contributions: of the sites.
       open_sd: see ``open_sds``.
       expected: see ``fedvi.planning.widths.expectation``.
       joint: the posterior of all coefficients together; None if it has no correlations.
@@ -273,6 +275,7 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
     """Yields the verdict in sentences, the most important first.
 
     Args:
+      verdict: of a run.
       with_alarms: whether its alarms are among them; else the caller shows them.
     """
     count, found = verdict.effects, verdict.stand_out

@@ -21,6 +21,7 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
     """Yields warnings that name the key, its value and a better one.
 
     Args:
+      study: as validated.
       typical_norm: a public guess of the length of a row of covariates; None if there is none.
     """
     yield from _of_delta(study)

@@ -23,6 +23,7 @@ def load(given: Mapping[str, Path], study: Study) -> dict[str, Policy]:
 
     Args:
       given: client → its policy file.
+      study: names the clients.
 
     Raises:
       ConfigError: a client is not one of the study's, or a file is not a policy.
@@ -58,7 +59,9 @@ def guards(
     """Returns each worker's check before it charges a release.
 
     Args:
+      policies: client → its policy.
       folders: client → the folder of its ledger for life, if its policy has a section [life].
+      assembly: the study, built.
       closing: closes the ledgers for life.
 
     Raises:

@@ -49,6 +49,7 @@ def rare_references(
 
     Args:
       schema: of the columns.
+      tables: of the columns, as the study declares them.
       design: of the formula; without one there is no reference.
     """
     names = () if design is None else design.names

@@ -37,6 +37,8 @@ def remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> lis
     """Returns the sentences under a table of coefficients.
 
     Args:
+      study: the coefficients' study.
+      family: of its posterior.
       rows: of the table, see ``fedvi.study.spec.coefficients``.
     """
     is_unconstrained = regressions.is_function(study.model.kind) and isinstance(family, Gaussian)

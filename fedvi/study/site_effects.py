@@ -80,6 +80,7 @@ def remark(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns a remark on the sites for which coefficients hold, and how far sites differ.
 
     Args:
+      study: the coefficients' study.
       rows: of the table, see ``fedvi.study.spec.coefficients``.
 
     Returns:

@@ -242,6 +242,7 @@ def solver_of(
     """Returns the solver that fits each part by itself, clips the changes, and releases their noised sum.
 
     Args:
+      name: the solver's kind.
       fit: the solver for one part.
       sampler, mechanism, clip_norm, parts, moved, weight: see ``door``. With ``moved`` None the unit is the
         client, which answers zero without a usable record.

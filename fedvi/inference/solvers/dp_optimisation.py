@@ -77,6 +77,8 @@ def dp_optimisation(
     Args:
       family: full, diagonal or low-rank Gaussian over the model's θ.
       model: any model, with or without site effects; a low-rank family takes none.
+      sampler: one of ``fedvi.privacy.sampling``.
+      mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, the L2 bound on one record's gradient.
       steps: optimiser steps per visit, fixed in advance.
       learning_rate: Adam's initial rate, in sds of the broadcast q; it falls to zero along a cosine.

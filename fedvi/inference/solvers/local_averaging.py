@@ -45,7 +45,9 @@ def local_averaging(
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
+      model: any model.
       sampler: ``full``.
+      mechanism: one of ``fedvi.privacy.mechanisms``.
       parts: K, public and fixed for the whole study.
       clip_norm: C, the L2 bound on one part's change, in the prior's sds.
       by_place: whether rows, instead of ids, tell records apart. Only for the relation ``substitute``, and

@@ -56,7 +56,9 @@ def perturbed_update(
 
     Args:
       family: full or diagonal Gaussian over the model's θ.
+      model: any model.
       sampler: ``full``.
+      mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, the L2 bound on the change, in the prior's sds.
       alpha: α in (0, 1], the DP-PVI poster's damping, in addition to the server's.
       steps, draws, learning_rate: see ``local_averaging``.

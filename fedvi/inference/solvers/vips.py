@@ -81,6 +81,8 @@ def vips(
       family: that of q; for a regression, full Gaussian.
       model: a conjugate model, or a generalised linear model that has such a form: ``logistic``,
         ``binomial``, ``negative_binomial`` (all three by Pólya-Gamma latents) or ``linear``.
+      sampler: one of ``fedvi.privacy.sampling``.
+      mechanism: one of ``fedvi.privacy.mechanisms``.
       clip_norm: C, in units of a typical record's vector. Below 1, most records count alike. For a
         regression, use 2 to 3. There gradients are clipped, which are large where the model fits badly: at
         1 coefficients come out too large (by 30 % in the example of docs/expected-statistics.md),

@@ -280,6 +280,7 @@ def quantile(
       law: the distribution of the outcome.
       means: the means of the mixtures' components, [S, n], in the unit of the file.
       weights: the weights of the components, [S]; they add up to 1.
+      probability: the level of the quantile.
       unit: how many of the file's units are 1 in the model.
     """
 

@@ -101,6 +101,7 @@ def events_within(
       trials: whole numbers [n].
       chance: the probability of success of one trial, [n].
       bounds: the bounds of successes, and of failures.
+      random: the generator.
 
     >>> random = np.random.default_rng(0)
     >>> events_within(np.full(3, 60.0), np.full(3, 0.5), [(0, 10), (0, 50)], random).tolist()

@@ -129,6 +129,7 @@ def pld(relation: Relation, interval: float = 1e-4) -> Pld:
     """Returns the accountant by privacy loss distributions for one neighbouring relation.
 
     Args:
+      relation: "add_remove" or "substitute".
       interval: spacing of the grid of privacy losses. The grid is refined by powers of two if the losses
         of one step are not much larger than it, and coarsened if they would need more than about a
         million points. Every grid gives an upper bound.

@@ -8,7 +8,7 @@ from fedvi.federation.progress import StagePlace
 __all__ = ["printable", "remarks", "run_as_dict", "span", "state_of", "where"]
 
 
-# By how a client is let go; a server of an earlier version does not say.
+# By how a client is let go; a server of an earlier version does not say, and a later one may say more.
 _LET_GO = {
     None: "`fedvi remove --client {}` lets it go on without",
     "remove": "`fedvi remove --client {}` lets it go on without, for good",
@@ -116,7 +116,7 @@ def _then(run: Mapping[str, Any], name: str) -> str:
     if name not in run["awaited"]:
         return "the run does not wait for it"
     if left is None:
-        return "the run waits for it: " + _LET_GO[run["let_go"]].format(name)
+        return "the run waits for it: " + _LET_GO.get(run["let_go"], _LET_GO[None]).format(name)
     if left == 0.0:
         return "its time is over, and the run waits for enough others to answer"
     return f"the run goes on without it in {span(left)}, if enough others have answered"

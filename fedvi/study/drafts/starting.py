@@ -80,6 +80,7 @@ def site_text(answers: Answers, server: str) -> str:
     """Writes a client's container, for the machine of a site.
 
     Args:
+      answers: of the study.
       server: HOST:PORT of the server.
     """
     name = answers.clients[0]
@@ -127,6 +128,7 @@ def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str
     """Writes the remaining steps to a posterior, in order.
 
     Args:
+      answers: of the study.
       server: HOST:PORT of the server.
       open_keys: keys that must still be stated in the study.
     """

@@ -54,6 +54,7 @@ def coefficients(
     """Lists the posterior of the first ``MOST`` coordinates of θ: mean, sd, 95 % interval, ratio, pooled.
 
     Args:
+      family: of q.
       posterior: η of a proper q.
       names, units: of the coordinates of θ, which for a NumPyro model are the unconstrained ones.
       study: its model determines the kind of ratio that exp(coefficient) is, such as "odds". There are
@@ -135,6 +136,7 @@ def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
     ratio where the interaction's other covariates are 0, or at their reference levels.
 
     Args:
+      study: its formula and schema define what each coefficient multiplies.
       names: of coefficients, possibly after a class, as "class: coefficient".
 
     Raises:
@@ -183,6 +185,7 @@ def _compared(part: Part, schema: Schema, whole: set[str]) -> str:
 
     Args:
       part: the only one of a coefficient.
+      schema: of the columns.
       whole: columns with a coefficient for every level, and so without a reference level.
     """
     if part.transform is not None:

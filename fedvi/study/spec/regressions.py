@@ -58,6 +58,7 @@ def check_response(kind: str, design: Design) -> None:
 
     Args:
       kind: of the model. A NumPyro function takes any response, except an offset beside counts.
+      design: of the formula.
 
     Raises:
       ConfigError: it does not fit; names the kinds that it would fit.

@@ -266,6 +266,7 @@ def budget(study: Study, table_distance: float = 0.0) -> ledger.Budget | None:
     """Builds each client's budget; None without protection.
 
     Args:
+      study: the promise.
       table_distance: distance of one release's noise from the law that is priced; part of the price.
     """
     promise = study.privacy.promise
