@@ -12,6 +12,7 @@ from fedvi.server.core.state import (
     ServerSpec,
     ServerState,
     Update,
+    has_failed_for_good,
     is_removed,
     present,
     progress_of,
@@ -44,7 +45,9 @@ def let_go(spec: ServerSpec, state: ServerState, tls: bool) -> str:
       "remove" (for good), "remove_for_now" (it may be admitted later) or "revoke", for the commands; ""
       if too few clients would be left, or the keys of all are needed.
     """
-    if sum(not is_removed(state, name) for name in spec.members) <= spec.patience.quorum:
+    # One that was revoked, or has no budget, counts towards no quorum either.
+    able = sum(not has_failed_for_good(state, name) for name in spec.members)
+    if able <= spec.patience.quorum:
         return ""
     if spec.gather is None:
         return "remove"

@@ -295,6 +295,9 @@ def test_a_client_cannot_be_divided_out(spec):
     # So nobody is told to try; where there are no certificates, none can be revoked.
     assert let_go(spec, state, tls=True) == "revoke"
     assert let_go(spec, state, tls=False) == ""
+    # With three left, the least that a sum needs, every later round would wait for the fourth.
+    state = protocol.revoke(spec, asked(spec, protocol.initial_state(spec), NAMES), NAMES[:2], 0.0)
+    assert (state.status, let_go(spec, state, tls=True)) == ("running", "")
 
 
 def test_the_page_shows_no_head_of_a_ledger_which_rests_on_single_messages(site_spec):

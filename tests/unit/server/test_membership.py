@@ -374,6 +374,8 @@ def test_what_cannot_be_computed_without_it_is_refused_and_changes_nothing(monke
 
 def test_who_may_go_is_told_before_it_is_removed():
     run = Run(make_spec(synchronous(3), quorum=2))
+    without = protocol.revoke(run.spec, run.state, ["b"], 0.0)
+    assert membership.let_go(run.spec, without, tls=True) == ""
     assert membership.let_go(run.spec, run.state, tls=False) == "remove"
     run.state = protocol.remove(run.spec, run.state, "b", 0.0)
     assert membership.let_go(run.spec, run.state, tls=True) == ""
