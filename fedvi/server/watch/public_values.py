@@ -13,7 +13,7 @@ _LET_GO = {
     None: "`fedvi remove --client {}` lets it go on without",
     "remove": "`fedvi remove --client {}` lets it go on without, for good",
     "remove_for_now": "`fedvi remove --client {}` lets it go on without, until `fedvi admit`",
-    "revoke": "`fedvi ca revoke {}` lets later rounds go on without",
+    "revoke": "`fedvi ca revoke {} --ca FOLDER` lets later rounds go on without",
     "": "without it the run cannot go on",
 }
 

@@ -75,7 +75,10 @@ def row(**fields):
             "`fedvi remove --client north` lets it go on without, for good",
         ),
         (WAITS | {"let_go": "remove_for_now"}, "lets it go on without, until `fedvi admit`"),
-        (WAITS | {"let_go": "revoke"}, "`fedvi ca revoke north` lets later rounds go on without"),
+        (
+            WAITS | {"let_go": "revoke"},
+            "`fedvi ca revoke north --ca FOLDER` lets later rounds go on without",
+        ),
         (WAITS | {"let_go": ""}, "the run waits for it: without it the run cannot go on"),
         (WAITS | {"let_go": None}, "`fedvi remove --client north` lets it go on without"),
         ({"awaited": [], "deadline_seconds": None}, "the run does not wait for it"),
