@@ -162,6 +162,8 @@ def _needs(found: "Needs", assembly: "Assembly", plan: "Widths") -> str:
     far = size(abs(found.effect), ratio)
     if ratio and found.effect < 0.0:
         far = f"{math.exp(found.effect):.3g}, as far from 1 as {far},"
+    elif found.effect < 0.0:
+        far = f"-{far}"
     wanted = f"{found.name}, {effect_name(ratio)} {far}{unit}"
     stated = all(row.stated for row in plan.rows if row.name == found.name)
     now = f"smallest here {size(found.detectable, ratio, '' if stated else '≥ ')}"

@@ -105,7 +105,7 @@ def changed(
     view: str | None = None,
     formula: str | None = None,
     clip_norm: float | str | None = None,
-    reference: tuple[str, str] | None = None,
+    reference: tuple[str, int] | None = None,
 ) -> Study:
     """Returns a study with changed numbers.
 
@@ -117,7 +117,7 @@ def changed(
       view: of the promise.
       formula: of the model.
       clip_norm: of the solver.
-      reference: a column of levels, and the level with which its others are compared.
+      reference: a column of levels, and which of them, from 0, is the one to compare the others with.
     """
     raw = study.as_written()
     if epsilon is not None:
@@ -135,7 +135,7 @@ def changed(
     if reference is not None:
         name, first = reference
         table = raw["data"]["schema"][name]
-        order = sorted(range(len(table["levels"])), key=lambda i: table["levels"][i] != first)
+        order = sorted(range(len(table["levels"])), key=lambda i: i != first)
         table["levels"] = [table["levels"][i] for i in order]
         table["expected"]["shares"] = [table["expected"]["shares"][i] for i in order]
     most = raw["data"].get("max_records", 1000)
@@ -258,7 +258,7 @@ def levers(assembly: Assembly) -> tuple[Lever, ...]:
         if after is not None:
             found.append(Lever(what, 1.0 - _ratio(before, after), change))
     for each in rare_references(assembly.schema, study.data.columns_schema, assembly.design):
-        change = {"reference": (each.name, each.best)}
+        change = {"reference": (each.name, each.place)}
         after = _of(functools.partial(changed, study, **change))
         if after is not None:
             what = f"{each.best!r} in place of {each.first!r} as the reference of {each.name}"

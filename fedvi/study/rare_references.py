@@ -22,6 +22,7 @@ class RareReference(NamedTuple):
       name: of the column.
       first, share: its reference, and the share of the records that are expected to have it.
       best, better: its most frequent level, and that share.
+      place: of that level among the levels, which a study may write as numbers.
     """
 
     name: str
@@ -29,6 +30,7 @@ class RareReference(NamedTuple):
     share: float
     best: str
     better: float
+    place: int
 
     @property
     def warning(self) -> str:
@@ -62,4 +64,5 @@ def rare_references(
         if shares is None or shares[0] >= RARE or first in names or not {*others} <= {*names}:
             continue
         better, best = max(zip(shares, column.levels, strict=True))
-        yield RareReference(name, column.levels[0], shares[0], best, better)
+        place = column.levels.index(best)
+        yield RareReference(name, column.levels[0], shares[0], best, better, place)

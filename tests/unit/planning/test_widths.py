@@ -202,7 +202,13 @@ def test_a_rare_reference_is_named_among_what_would_help() -> None:
         "levels": ["I", "II", "III"],
         "expected": {"shares": [0.01, 0.6, 0.39]},
     }
-    best, *others = scenarios.levers(planned(raw))
+    found = scenarios.levers(planned(raw))
+    raw["data"]["schema"]["stage"]["levels"] = [1, 2, 3]
+    assert [one.narrower for one in scenarios.levers(planned(raw))] == [
+        one.narrower for one in found
+    ]
+    raw["data"]["schema"]["stage"]["levels"] = ["I", "II", "III"]
+    best, *others = found
     assert best.what == "'II' in place of 'I' as the reference of stage, for its intervals"
     # The variance of III against the reference: 1/.01 + 1/.39 to 1/.6 + 1/.39; that of I stays large.
     assert 0.2 < best.narrower < 0.8
@@ -366,6 +372,8 @@ def test_the_command_prints_widths_needs_prior_and_help(tmp_path: Path) -> None:
     path.write_text(json.dumps(raw))
     refused = CliRunner().invoke(main, ["plan", str(path), "--effect", "male=0"])
     assert "expected NAME=DIFFERENCE, other than 0, of a size" in refused.output
+    lower = CliRunner().invoke(main, ["plan", str(path), "--effect", "male=-2"])
+    assert "male, difference -2 (smallest here" in lower.output
 
 
 def test_what_rests_on_a_guess_is_marked(tmp_path: Path) -> None:
