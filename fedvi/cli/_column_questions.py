@@ -377,7 +377,8 @@ def _undeclared(guess: "Guess | None", table: dict[str, Any]) -> str:
     if guess is None or not declared or guess.different > len(guess.values):
         return ""
     known = {spelt(as_code(cell)) for cell in declared}
-    others = guess.cells - guess.missing - sum(n for cell, n in guess.values if cell in known)
+    read = guess.cells - guess.missing - guess.unreadable
+    others = read - sum(n for cell, n in guess.values if cell in known)
     tenths = round(10.0 * others / max(guess.cells, 1))
     if tenths == 0:
         return ""

@@ -558,3 +558,14 @@ def test_a_rare_reference_is_told_of_where_the_levels_are_confirmed(tmp_path: Pa
     schema = tomllib.loads((tmp_path / "study" / "study.toml").read_text())["data"]["schema"]
     assert schema["band"]["levels"][0] == "[10-20)"
     assert schema["age"]["bounds"] == [18, 100]
+
+
+def test_lines_that_cannot_be_read_are_not_cells_of_another_level(tmp_path: Path) -> None:
+    path = tmp_path / "torn.csv"
+    lines = (f"{n % 2},{['I', 'II', 'III'][n % 3]}" + ",,7" * (n % 4 == 0) for n in range(60))
+    path.write_text("\n".join(["died,stage", *lines, ""]))
+    with terminal(tmp_path / "study", "--from", path, *SETTLED) as asked:
+        asked.say("to suggest types and levels", "")
+        asked.say("Are cells of covariates missing", "")
+        asked.say("stage: what it may hold", "level:I,II,III")
+        assert "none of these" not in asked.until("Enter writes the study")
