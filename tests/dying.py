@@ -150,7 +150,7 @@ POINTS: dict[str, Callable[[], None]] = {
     "upload: how much is there": lambda: before(wire, "progress_to"),
     "upload: begun": lambda: after(uploads.Uploads, "begin"),
     "upload: under way": lambda: after(uploads.Upload, "add"),
-    "upload: complete": lambda: before(bundle, "assemble"),
+    "upload: complete": lambda: before(bundle, "cut"),
     "answer: before it is looked at": lambda: before(protocol, "step", of(Submit)),
     "answer: charged, not saved": lambda: after(protocol, "_seal"),
     "answer: before it is saved": lambda: before(SqliteServerStore, "save", answers),

@@ -24,6 +24,7 @@ __all__ = [
     "assemble",
     "check_layout",
     "check_size",
+    "cut",
     "of_eta",
     "of_payload",
     "pieces",
@@ -137,6 +138,21 @@ def assemble(manifest: Manifest, data: bytes | memoryview) -> Payload:
     Raises:
       ProtocolError: the size or the digest is wrong.
     """
+    payload = cut(manifest, data)
+    found = codec.digest(payload.event, payload.tensors)
+    if found != payload.sha256:
+        raise errors.ProtocolError(
+            f"the payload has sha256 {found}, expected {manifest.sha256}", "send it again"
+        )
+    return payload
+
+
+def cut(manifest: Manifest, data: bytes | memoryview) -> Payload:
+    """Does the same without a look at the digest, for a payload of which ``codec.decode`` checks it.
+
+    Raises:
+      ProtocolError: the size is wrong.
+    """
     view = memoryview(data).toreadonly()
     if len(view) != manifest.size:
         raise errors.ProtocolError(
@@ -147,10 +163,9 @@ def assemble(manifest: Manifest, data: bytes | memoryview) -> Payload:
         end = start + codec.check_spec(*spec)
         tensors.append(Tensor(spec.name, spec.dtype, spec.shape, view[start:end], spec.scale))
         start = end
-    found = codec.digest(manifest.event, tensors)
-    if start != manifest.size or found != manifest.sha256:
+    if start != manifest.size:
         raise errors.ProtocolError(
-            f"the payload has sha256 {found}, expected {manifest.sha256}", "send it again"
+            f"the payload has {manifest.size} bytes, expected {start} by its tensors"
         )
     return Payload(tuple(tensors), manifest.event, manifest.sha256)
 

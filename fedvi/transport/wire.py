@@ -378,7 +378,7 @@ def ref_to(bundled: bundle.Bundle) -> pb.PayloadRef:
         event=manifest.event,
         sha256=bytes.fromhex(manifest.sha256),
         size=manifest.size,
-        inline=b"".join(bytes(t.data) for t in tensors) if inline else b"",
+        inline=b"".join(t.data for t in tensors) if inline else b"",
     )
 
 

@@ -206,8 +206,7 @@ class Federation:
         stream = self._streams[client] = object()
         try:
             if header.inline is not None:
-                payload = bundle.assemble(manifest, header.inline)
-                return await self._hand_in(header, payload)
+                return await self._hand_in(header, bundle.cut(manifest, header.inline))
             upload = self._uploads.begin(client, manifest.sha256, manifest.size, header.offset)
             try:
 
@@ -245,9 +244,7 @@ class Federation:
                 raise Interrupted(
                     f"the upload ended after {upload.received} of {upload.size} bytes"
                 )
-            payload = await _hashed(upload.size, bundle.assemble, header.manifest, upload.data())
-            check()
-            receipt = await self._hand_in(header, payload)
+            receipt = await self._hand_in(header, bundle.cut(header.manifest, upload.data()))
         except errors.TransportError:
             raise
         except errors.FedviError:
