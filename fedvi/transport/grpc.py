@@ -127,6 +127,12 @@ class GrpcLink:
             else grpc.secure_channel(target, credentials, _OPTIONS)
         )
         self._stub = stubs.FederationServiceStub(self._channel)
+        # The same on the wire as a stream of one message, for which gRPC would start a thread.
+        self._submit_whole = self._channel.unary_unary(
+            "/fedvi.v1.FederationService/SubmitResult",
+            request_serializer=pb.SubmitPart.SerializeToString,
+            response_deserializer=pb.Receipt.FromString,
+        )
         self._health = self._channel.unary_unary("/grpc.health.v1.Health/Check")
         self._session = secrets.token_bytes(16).hex()
         self._closed = threading.Event()
@@ -250,7 +256,7 @@ class GrpcLink:
         bundled = bundle.of_payload(request.payload)
         bundle.check_size(request.task_id, bundled.manifest.size, self._payload_limit)
         patience = self._patience()
-        upload = _Upload(self._stub, request, bundled, patience.renew)
+        upload = _Upload(self._stub, self._submit_whole, request, bundled, patience.renew)
         try:
             return patience.persist(upload.attempt)
         except (errors.HelloNeeded, errors.Superseded):
@@ -434,12 +440,13 @@ class _Upload:
     def __init__(
         self,
         stub: stubs.FederationServiceStub,
+        submit_whole: Callable[..., pb.Receipt],
         request: Submit,
         bundled: bundle.Bundle,
         on_progress: Callable[[], None],
     ) -> None:
-        self._stub, self._request, self._bundled = stub, request, bundled
-        self._on_progress = on_progress
+        self._stub, self._submit_whole = stub, submit_whole
+        self._request, self._bundled, self._on_progress = request, bundled, on_progress
         query = wire.Query(
             request.client, request.task_id, bundled.manifest.sha256, request.session
         )
@@ -473,15 +480,18 @@ class _Upload:
         if arrived > self.offset:
             self._on_progress()
         self.offset = arrived
-        parts = self._parts(bare=reply.status != "open")
-        return wire.receipt_from(self._stub.SubmitResult(parts, timeout=_STREAM_SECONDS))
-
-    def _parts(self, bare: bool) -> Iterator[pb.SubmitPart]:
-        request = self._request
+        request, bare, first = self._request, reply.status != "open", pb.SubmitPart()
         header = wire.header_to(
             request.client, request.task_id, request.attempt, self._bundled, self.offset, bare=bare
         )
-        yield pb.SubmitPart(header=header)
-        if self._size > bundle.INLINE and not bare:
-            for at, data in bundle.pieces(self._bundled.tensors, self.offset):
-                yield pb.SubmitPart(chunk=wire.chunk_to(at, data))
+        first.header.CopyFrom(header)
+        if bare or self._size <= bundle.INLINE:
+            receipt = self._submit_whole(first, timeout=_STREAM_SECONDS)
+        else:
+            receipt = self._stub.SubmitResult(self._parts(first), timeout=_STREAM_SECONDS)
+        return wire.receipt_from(receipt)
+
+    def _parts(self, first: pb.SubmitPart) -> Iterator[pb.SubmitPart]:
+        yield first
+        for at, data in bundle.pieces(self._bundled.tensors, self.offset):
+            yield pb.SubmitPart(chunk=wire.chunk_to(at, data))

@@ -6,7 +6,7 @@ hold references to arrays, which travel by `bundle`; errors travel by `status`.
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -296,8 +296,8 @@ def task_to(
         visit=task.visit,
         version=task.version,
         damping=task.damping,
-        posterior=ref_to(posterior),
-        factor=ref_to(factor),
+        posterior=_ref(posterior),
+        factor=_ref(factor),
         lease_seconds=lease_seconds,
         coordinates=at and pb.Coordinates(centre=at.centre, scale=at.scale, constant=at.constant),
     )
@@ -368,18 +368,20 @@ def done_from(message: pb.Done) -> Done:
 
 def ref_to(bundled: bundle.Bundle) -> pb.PayloadRef:
     """Makes a PayloadRef, which includes the bytes if there are at most ``bundle.INLINE``."""
+    return pb.PayloadRef(**_ref(bundled))
+
+
+def _ref(bundled: bundle.Bundle, *, bare: bool = False) -> dict[str, Any]:
+    """Returns a PayloadRef's fields: a message given to a message would be serialised and parsed again."""
     manifest, tensors = bundled
-    inline = manifest.size <= bundle.INLINE
-    return pb.PayloadRef(
-        tensors=[
-            pb.TensorSpec(name=s.name, dtype=s.dtype, shape=s.shape, scale=s.scale)
-            for s in manifest.specs
-        ],
-        event=manifest.event,
-        sha256=bytes.fromhex(manifest.sha256),
-        size=manifest.size,
-        inline=b"".join(t.data for t in tensors) if inline else b"",
-    )
+    inline = manifest.size <= bundle.INLINE and not bare
+    return {
+        "tensors": [spec._asdict() for spec in manifest.specs],
+        "event": manifest.event,
+        "sha256": bytes.fromhex(manifest.sha256),
+        "size": manifest.size,
+        "inline": b"".join(t.data for t in tensors) if inline else b"",
+    }
 
 
 def ref_from(ref: pb.PayloadRef, field: str = "payload") -> tuple[bundle.Manifest, bytes | None]:
@@ -461,11 +463,9 @@ def header_to(
 
     A ``bare`` header holds only the digest, and no bytes even if they are few.
     """
-    ref = ref_to(bundled)
-    if bare:
-        ref.ClearField("inline")
+    payload = _ref(bundled, bare=bare)
     return pb.SubmitHeader(
-        client=client, task_id=task_id, attempt=attempt, payload=ref, offset=offset
+        client=client, task_id=task_id, attempt=attempt, payload=payload, offset=offset
     )
 
 

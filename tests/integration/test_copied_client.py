@@ -83,15 +83,18 @@ class Copy:
 
     def before_sending(self, act: Callable[[], Any]) -> None:
         """Does something once the server let the next answer in, before a byte of it leaves."""
-        stub = self.link._stub
-        send, stub.SubmitResult = stub.SubmitResult, None
+        link, stub = self.link, self.link._stub
+        whole, in_parts = link._submit_whole, stub.SubmitResult
 
-        def late(parts: Any, **options: Any) -> Any:
-            stub.SubmitResult = send
-            act()
-            return send(parts, **options)
+        def late(send: Callable[..., Any]) -> Callable[..., Any]:
+            def sent(*arguments: Any, **options: Any) -> Any:
+                link._submit_whole, stub.SubmitResult = whole, in_parts
+                act()
+                return send(*arguments, **options)
 
-        stub.SubmitResult = late
+            return sent
+
+        link._submit_whole, stub.SubmitResult = late(whole), late(in_parts)
 
 
 @pytest.fixture

@@ -76,6 +76,8 @@ class Access:
         self._others = Bucket(rate, burst)
         # Certificate, or name for one that is not admitted → calls.
         self._open: Counter[str | tuple[str]] = Counter()
+        # Of open calls: to ask gRPC takes as long as the check, and each call is checked several times.
+        self._shown: dict[Any, bytes] = {}
 
     @contextlib.contextmanager
     def place(self, context: Any) -> Iterator[None]:
@@ -86,21 +88,23 @@ class Access:
         Raises:
           RateExceeded: the certificate has ``CALLS_AT_ONCE`` calls open.
         """
-        shown = context.auth_context().get("x509_pem_cert") if self._roster is not None else None
-        if not shown:
+        shown = _certificate(context) if self._roster is not None else None
+        if shown is None:
             yield
             return
-        name = holder(bytes(shown[0]))
-        counted = self._counted(bytes(shown[0]), name)
+        name = holder(shown)
+        counted = self._counted(shown, name)
         if self._open[counted] >= CALLS_AT_ONCE:
             raise RateExceeded(
                 f"{name!r} has {CALLS_AT_ONCE} calls open, expected no more at once",
                 "wait a moment",
             )
         self._open[counted] += 1
+        self._shown[context] = shown
         try:
             yield
         finally:
+            del self._shown[context]
             self._open[counted] -= 1
             if not self._open[counted]:
                 del self._open[counted]
@@ -144,13 +148,13 @@ class Access:
     def _identify(self, context: Any, role: str, name: str | None) -> None:
         if self._roster is None:
             return
-        certificates = context.auth_context().get("x509_pem_cert") or ()
-        for certificate in certificates:
-            self._roster.check(bytes(certificate), role, name)
-            return
-        raise errors.IdentityError(
-            "the call came without a certificate", "give --tls, the folder of an enrolled identity"
-        )
+        shown = self._shown.get(context) or _certificate(context)
+        if shown is None:
+            raise errors.IdentityError(
+                "the call came without a certificate",
+                "give --tls, the folder of an enrolled identity",
+            )
+        self._roster.check(shown, role, name)
 
     def _counted(self, certificate: bytes, name: str) -> str | tuple[str]:
         """Returns what a call counts for: a stolen key takes no places of the new one after it.
@@ -170,3 +174,9 @@ class Access:
                 f"client {client!r} calls too often, expected at most {bucket.rate:g} calls a second",
                 "wait a moment",
             )
+
+
+def _certificate(context: Any) -> bytes | None:
+    """Returns the certificate that a call came with, as TLS received it; None if there is none."""
+    shown = context.auth_context().get("x509_pem_cert")
+    return bytes(shown[0]) if shown else None

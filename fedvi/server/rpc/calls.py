@@ -142,18 +142,18 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
 
             await self._calls.part(context, method, taken())
 
-        async def asked(requests: Any, context: Any) -> Any:
-            return await self._calls.part(context, method, _only(requests, path))
+        async def asked(context: Any) -> Any:
+            return await self._calls.part(context, method, _only(context, path))
 
-        async def unary(requests: Any, context: Any) -> Any:
+        async def unary(_: Any, context: Any) -> Any:
             with ExitStack() as places:
                 await enter(context, places)
-                return await handler.unary_unary(await asked(requests, context), context)
+                return await handler.unary_unary(await asked(context), context)
 
-        async def stream(requests: Any, context: Any) -> None:
+        async def stream(_: Any, context: Any) -> None:
             with ExitStack() as places:
                 await enter(context, places)
-                request = await asked(requests, context)
+                request = await asked(context)
                 try:
                     async with aclosing(handler.unary_stream(request, context)) as replies:
                         async for reply in replies:
@@ -178,7 +178,7 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
         )
 
 
-async def _only(requests: Any, path: str) -> Any:
+async def _only(context: Any, path: str) -> Any:
     """Returns the message of a call.
 
     Raises:
@@ -188,12 +188,12 @@ async def _only(requests: Any, path: str) -> Any:
     method = path.rpartition("/")[2]
     try:
         async with asyncio.timeout(ASK_SECONDS):
-            request = await anext(requests, MALFORMED)
+            request = await context.read()
     except TimeoutError:
         raise TooSlow(
             f"the message of {method} did not come within {ASK_SECONDS:g} s", "ask again"
         ) from None
-    if request is MALFORMED:
+    if request is MALFORMED or request is grpc.aio.EOF:
         raise errors.ProtocolError(
             f"what {method} was sent is no message of {path[1:].rpartition('.')[0]}",
             "do both ends run the same version of fedvi?",

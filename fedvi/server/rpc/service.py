@@ -9,6 +9,8 @@ import functools
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, TypeVar
 
+import grpc
+
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.federation.messages import (
@@ -93,8 +95,9 @@ class Federation:
                     posterior = await self._bundle(task.posterior)
                     factor = await self._bundle(task.factor)
                     check()
-                    offer = wire.task_to(task, posterior, factor, LEASE_SECONDS)
-                    return pb.NextTaskReply(task=offer)
+                    offer = pb.NextTaskReply()
+                    offer.task.CopyFrom(wire.task_to(task, posterior, factor, LEASE_SECONDS))
+                    return offer
                 case Done():
                     return pb.NextTaskReply(done=wire.done_to(reply))
                 case Wait():
@@ -136,9 +139,9 @@ class Federation:
             await self._calls.part(context, "GetPayload", check())
             yield wire.chunk_to(*piece)
 
-    async def SubmitResult(self, parts: AsyncIterator[Any], context: Any) -> Any:
+    async def SubmitResult(self, _: Any, context: Any) -> Any:
         """Takes the answer to a task: a header, then chunks."""
-        return await self._calls(context, "SubmitResult", self._submit(parts, context))
+        return await self._calls(context, "SubmitResult", self._submit(context))
 
     async def RenewLease(self, request: Any, context: Any) -> Any:
         """Notes that a client is still at work."""
@@ -183,10 +186,10 @@ class Federation:
 
         return await self._calls(context, "Goodbye", answer())
 
-    async def _submit(self, parts: AsyncIterator[Any], context: Any) -> Any:
+    async def _submit(self, context: Any) -> Any:
         """Takes an upload, and hands it in once it is complete."""
         ends = _in(STREAM_SECONDS)
-        first = await _next(parts)
+        first = await _next(context)
         if first is None or first.WhichOneof("part") != "header":
             raise errors.ProtocolError("an upload began without its header")
         self._access.admit(context, first.header.client)
@@ -214,7 +217,7 @@ class Federation:
                     self._access.check(context, client)
                     _check_time(ends)
 
-                return await self._take(parts, upload, header, stream, check)
+                return await self._take(context, upload, header, stream, check)
             finally:
                 upload.close()
         finally:
@@ -223,7 +226,7 @@ class Federation:
 
     async def _take(
         self,
-        parts: AsyncIterator[Any],
+        context: Any,
         upload: Upload,
         header: wire.Header,
         stream: object,
@@ -231,7 +234,7 @@ class Federation:
     ) -> Any:
         """Receives an upload's chunks to its end; deletes it if it is refused for good."""
         try:
-            while (part := await _next(parts)) is not None:
+            while (part := await _next(context)) is not None:
                 if self._streams.get(header.client) is not stream:
                     raise Interrupted("the same answer is being sent by a newer call")
                 if part.WhichOneof("part") != "chunk":
@@ -336,7 +339,7 @@ def _check_chunk(offset: int, data: bytes, size: int) -> None:
         )
 
 
-async def _next(parts: AsyncIterator[Any]) -> Any:
+async def _next(context: Any) -> Any:
     """Returns the next part of an upload; None at its end.
 
     Raises:
@@ -345,9 +348,9 @@ async def _next(parts: AsyncIterator[Any]) -> Any:
     """
     try:
         async with asyncio.timeout(CHUNK_SECONDS):
-            part = await anext(parts, None)
+            part = await context.read()
     except TimeoutError:
         raise Interrupted(f"nothing came for {CHUNK_SECONDS:g} s") from None
     if part is MALFORMED:
         raise errors.ProtocolError("a part of an upload is no message of fedvi.v1")
-    return part
+    return None if part is grpc.aio.EOF else part
