@@ -107,7 +107,7 @@ def cannot_fail(spec: Any, state: Any, size: float) -> bool:
     if not _is_dense(Same(spec.family)):
         return False
     # Sum of the sites' factors = posterior − prior − exact factors, and those may exceed the posterior.
-    there = size + largest(state.posterior) + 2.0 * largest(spec.prior)
+    there = size + _largest(Same(state.posterior)) + 2.0 * _largest(Same(spec.prior))
     if 0 < len(spec.headers) < len(spec.clients):
         exact = (name for name in spec.clients if name not in spec.headers)
         there += 2.0 * sum(largest(state.factors[name]) for name in exact)
@@ -127,6 +127,12 @@ def largest(eta: Eta) -> float:
         (float(max(-piece.min(initial=0.0), piece.max(initial=0.0))) for piece in pieces),
         default=0.0,
     )
+
+
+# For the prior and the posterior of the moment, which each answer of a round is looked at beside.
+@functools.lru_cache(maxsize=2)
+def _largest(same: Same) -> float:
+    return largest(same.value)
 
 
 @functools.lru_cache(maxsize=8)

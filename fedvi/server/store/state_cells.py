@@ -7,6 +7,7 @@ ledgers) are not stored as cells but as unchangeable lines.
 
 import base64
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -67,10 +68,12 @@ class Reference(NamedTuple):
     @property
     def size(self) -> int:
         """How many bytes the array has."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 _GONE: Any = object()
+
+_written = json.JSONEncoder(separators=(",", ":")).encode
 
 # Fields of an update that its line omits if they are empty.
 _RARE = ("removed", "added", "given_up", "dropped")
@@ -294,7 +297,7 @@ def changes(before: ServerState | None, after: ServerState) -> tuple[dict[Key, A
 def encode(key: Key, value: Any, put: Put) -> str:
     """Writes the text of a cell; calls ``put`` with each of its arrays."""
     # Non-standard JSON for NaN and infinities is fine: only `decode` reads this.
-    return json.dumps(CELLS[key.field].form.write(value, put), separators=(",", ":"))
+    return _written(CELLS[key.field].form.write(value, put))
 
 
 def decode(key: Key, text: str, get: Get, like: Eta) -> Any:
