@@ -6,6 +6,7 @@ and its user sees a slow link, not a broken one.
 """
 
 import contextlib
+import math
 import random
 import secrets
 import threading
@@ -138,7 +139,7 @@ class GrpcLink:
         self._closed = threading.Event()
         self._payload_limit = bundle.PAYLOAD_LIMIT
         self._fetched: OrderedDict[str, Eta] = OrderedDict()
-        self._heartbeat: _Heartbeat | None = None
+        self._heartbeat = _Heartbeat()
 
     def handle(self, request: Request) -> Reply:
         """Sends one request and waits for its reply, as long as it takes.
@@ -154,7 +155,7 @@ class GrpcLink:
                 f"a request of {request.client!r} on the link of {self._client!r}"
             )
         if not isinstance(request, Renew):
-            self._rest()
+            self._heartbeat.rest()
         request = request._replace(session=self._session)
         match request:
             case Hello():
@@ -178,7 +179,7 @@ class GrpcLink:
     def close(self) -> None:
         """Ends every call and every wait, in all threads; may be called twice."""
         self._closed.set()
-        self._rest()
+        self._heartbeat.close()
         self._channel.close()
 
     def _hello(self, request: Hello) -> Welcome:
@@ -321,34 +322,66 @@ class GrpcLink:
                     raise
             self._on_heard()
 
-        self._heartbeat = _Heartbeat(interval, renew)
-
-    def _rest(self) -> None:
-        beat, self._heartbeat = self._heartbeat, None
-        if beat is not None:
-            beat.close()
+        self._heartbeat.start(interval, renew)
 
 
 class _Heartbeat:
-    """Calls ``renew`` every ``interval`` seconds from a thread of its own, until it is closed."""
+    """Calls a function every so often, from one thread: a thread for each task costs more than small tasks.
 
-    def __init__(self, interval: float, renew: Callable[[], object]) -> None:
-        self._interval, self._renew = interval, renew
-        self._ended = threading.Event()
-        threading.Thread(target=self._run, name="heartbeat", daemon=True).start()
+    The thread begins with the first task. It sleeps until a call was due, also if that task is over by
+    then, and is woken only for one that is due earlier.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._renew: Callable[[], object] | None = None
+        self._interval, self._due, self._sleeps_until = 0.0, math.inf, math.inf
+        self._closed = False
+
+    def start(self, interval: float, renew: Callable[[], object]) -> None:
+        """Calls ``renew`` every ``interval`` seconds from now on, and nothing else."""
+        with self._changed:
+            self._renew, self._interval, self._due = renew, interval, time.monotonic() + interval
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+                self._thread.start()
+            elif self._due < self._sleeps_until:
+                self._changed.notify()
+
+    def rest(self) -> None:
+        """Stops the calls; one in progress ends by itself."""
+        with self._changed:
+            self._renew, self._due = None, math.inf
 
     def close(self) -> None:
-        """Stops the calls; the thread ends after a call in progress."""
-        self._ended.set()
+        """Stops the calls, and ends the thread after a call in progress."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _next(self) -> Callable[[], object] | None:
+        """Waits until a call is due, and returns it; None once closed."""
+        with self._changed:
+            while not self._closed:
+                now = time.monotonic()
+                if now >= self._due:
+                    self._due = now + self._interval
+                    return self._renew
+                self._sleeps_until = self._due
+                self._changed.wait(None if self._due == math.inf else self._due - now)
+            return None
 
     def _run(self) -> None:
-        while not self._ended.wait(self._interval):
+        while (renew := self._next()) is not None:
             try:
-                self._renew()
+                renew()
             except grpc.RpcError as error:
                 # A permanent refusal also applies to the answer, and is reported there.
                 if not status.is_retryable(error):
-                    return
+                    with self._changed:
+                        if self._renew is renew:
+                            self._renew, self._due = None, math.inf
             except ValueError:
                 # gRPC raises this on a closed channel.
                 return

@@ -485,14 +485,32 @@ def test_the_server_hears_of_a_task_until_it_is_answered():
 @pytest.mark.parametrize("lease", [1e300, 5e-324])
 def test_no_lease_breaks_the_heartbeat_or_makes_it_a_flood(lease, monkeypatch):
     waits = []
-    monkeypatch.setattr(
-        "fedvi.transport.grpc._Heartbeat", lambda interval, _: waits.append(interval)
-    )
     link = GrpcLink("127.0.0.1:1", "north", None)
+    monkeypatch.setattr(link._heartbeat, "start", lambda interval, _: waits.append(interval))
     link._beat("north/0", lease)
-    link._heartbeat = None
     link.close()
     assert 0.01 <= waits[0] <= 3600.0
+
+
+def test_one_thread_serves_the_leases_of_all_tasks_of_a_link():
+    def beating():
+        return [t for t in threading.enumerate() if t.name == "heartbeat"]
+
+    others = beating()
+    server = Server([a_task()], lease_seconds=60.0)
+    with connected(server) as link:
+        link.handle(NextTask("north"))
+        (thread,) = set(beating()).difference(others)
+        link.handle(Submit("north", "north/0", a_payload()))
+        # The thread sleeps for 20 s, and is woken for a lease that ends before.
+        server.tasks, server.lease_seconds = [a_task()._replace(task_id="north/1")], 0.15
+        link.handle(NextTask("north"))
+        time.sleep(0.5)
+        assert len(server.named("RenewLease")) >= 4
+        assert {renew.task_id for renew in server.named("RenewLease")} == {"north/1"}
+        assert set(beating()).difference(others) == {thread}
+    thread.join(5.0)
+    assert not thread.is_alive()
 
 
 def test_a_heartbeat_outlives_a_server_that_is_away():
