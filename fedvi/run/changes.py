@@ -117,6 +117,8 @@ def _check(spec: ServerSpec, what: str, name: str, rounds: int) -> None:
 
 def _begun_with(spec: ServerSpec, count: int) -> ServerSpec:
     """Returns the spec of a run with the first clients only."""
-    clients = spec.clients[:count]
-    kept = {name: header for name, header in spec.headers.items() if name in clients}
+    if count == len(spec.clients):
+        return spec
+    clients, left_out = spec.clients[:count], set(spec.clients[count:])
+    kept = {name: header for name, header in spec.headers.items() if name not in left_out}
     return spec._replace(clients=clients, headers=kept)

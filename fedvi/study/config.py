@@ -1,5 +1,6 @@
 """Parses a study file: sections, keys, defaults, and errors that name the line to correct."""
 
+import collections
 import hashlib
 import json
 import tomllib
@@ -63,8 +64,9 @@ class Study(Speaks, BaseSection):
     def _consistent(self) -> "Study":
         # Ledgers are files named after clients, and some file systems ignore case.
         names = [client.name.casefold() for client in self.clients]
+        times = collections.Counter(names)
         for client, name in zip(self.clients, names, strict=True):
-            if names.count(name) > 1:
+            if times[name] > 1:
                 raise ValueError(
                     f"clients: the name {client.name!r} stands twice|give every client its own "
                     "name; upper and lower case count as the same"
