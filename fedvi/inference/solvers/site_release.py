@@ -481,7 +481,9 @@ def _usable(x: Any, slope: Any, bend: Any, mask: Any) -> tuple[Any, Any, Any, An
 
     Some devices flush such small numbers and others do not; a norm and a sum must see the same values.
     """
-    usable = mask & jnp.isfinite(x).all(axis=1) & jnp.isfinite(slope) & jnp.isfinite(bend)
+    # A NaN makes the largest number NaN. Within "all of these" XLA would compute x anew, number by number.
+    finite = jnp.isfinite(jnp.abs(x).max(axis=1))
+    usable = mask & finite & jnp.isfinite(slope) & jnp.isfinite(bend)
 
     def normal(part: Any, kept: Any) -> Any:
         return jnp.where(kept & (jnp.abs(part) >= _TINY), part, jnp.zeros_like(part))
