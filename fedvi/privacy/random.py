@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -85,10 +85,18 @@ class Root:
           PrivacyError: under a JAX transformation, where the bytes would become a constant of the
             compiled function, the same in every run.
         """
+        return self.secrets([label])[0]
+
+    def secrets(self, labels: Iterable[tuple[str | int, ...]]) -> list[bytes]:
+        """Returns the secrets of many releases, as ``secret`` does for each label.
+
+        Raises:
+          PrivacyError: as ``secret``.
+        """
         refuse_a_trace("a secret was drawn")
         if self.secure:
-            return os.urandom(_SECRET_BYTES)
-        return _hmac(self._secret, ("secret", *label))
+            return [os.urandom(_SECRET_BYTES) for _ in labels]
+        return [_hmac(self._secret, ("secret", *label)) for label in labels]
 
     def key(self, *label: str | int) -> Key:
         """Returns the key of a label, the same at every call: for tests and simulations.
@@ -155,7 +163,7 @@ def keys(secrets: Sequence[bytes], *label: str | int) -> Key:
         _check_secret(secret)
     refuse_a_trace("a key was derived")
     message = _message(("key", *label))
-    found = b"".join(hmac.digest(secret, message, "sha256") for secret in secrets)
+    found = b"".join([hmac.digest(secret, message, "sha256") for secret in secrets])
     words = np.frombuffer(found, dtype="<u4").astype(np.uint32).reshape(len(secrets), -1)
     return jax.random.wrap_key_data(jnp.asarray(words), impl=chacha20)
 

@@ -292,10 +292,10 @@ def run(
             )
         drive(workers, coordinator, _latencies(study), study.study.seed, clock, changes)
     final = coordinator.state
-    ledgers = {name: stores[name].ledger for name in assembly.clients}
-    sites = tuple(
-        _site(assembly, name, sources[name].size, ledgers[name]) for name in assembly.clients
-    )
+    ledgers: Mapping[str, ledger.Ledger] = final.ledgers
+    if not (isinstance(ledgers, Together) and len(ledgers) == len(assembly.clients)):
+        ledgers = {name: stores[name].ledger for name in assembly.clients}
+    sites = _sites(assembly, sources, ledgers)
     residuals = _residuals(study, workers)
     pooled_eta = None
     if pooled:
@@ -474,6 +474,27 @@ def _with_pooled_excluded(site: Site) -> Site:
         claim._replace(exclusions=(*claim.exclusions, caveats.POOLED)) for claim in site.claims
     )
     return dataclasses.replace(site, claims=claims)
+
+
+def _sites(
+    assembly: Assembly,
+    sources: Mapping[str, ArraySource],
+    ledgers: Mapping[str, ledger.Ledger],
+) -> tuple[Site, ...]:
+    names = assembly.clients
+    if not isinstance(ledgers, Together):
+        return tuple(_site(assembly, name, sources[name].size, ledgers[name]) for name in names)
+    first = _site(assembly, names[0], 0, ledgers.first)
+    public = assembly.study.privacy.records_public
+    return tuple(
+        dataclasses.replace(
+            first,
+            name=name,
+            records=sources[name].size if public else None,
+            claims=tuple(claim._replace(client=name) for claim in first.claims),
+        )
+        for name in names
+    )
 
 
 def _site(assembly: Assembly, name: str, rows: int, book: ledger.Ledger) -> Site:

@@ -81,10 +81,10 @@ class WholeRounds:
             return None
         order, went = [name for *_, name in sorted(queue)], None
         before = self._coordinator.state.ledgers
-        if not self._agrees_with(before):
+        if not (self._fits(order) and self._agrees_with(before)):
             return None
         try:
-            while (task := self._charged(order)) is not None:
+            while (task := self._charged()) is not None:
                 encoded = self._encoded(task)
                 arrivals = sorted(
                     (clock.now + latencies[name](), place, name) for place, name in enumerate(order)
@@ -106,10 +106,10 @@ class WholeRounds:
         assert self._means is not None
         return self._means.solver
 
-    def _charged(self, order: Sequence[str]) -> Task | None:
+    def _charged(self) -> Task | None:
         """Charges a round; returns the first client's task, or None if there is no round to run."""
         spec, state = self._coordinator.spec, self._coordinator.state
-        if not (self._is_open() and self._fits(order)):
+        if not self._is_open():
             return None
         task = protocol.task_of(spec, state, spec.clients[0])
         surveys = self._solver.survey is not None and task.coordinates is None
@@ -131,7 +131,8 @@ class WholeRounds:
         assert self._means is not None
         spec, clients = self._coordinator.spec, self._coordinator.spec.clients
         return (
-            self._means.budget == spec.budget
+            whole_rounds.are_possible(spec)
+            and self._means.budget == spec.budget
             and len(order) == len(self._workers) == len(clients)
             and all(name in self._workers for name in clients)
             and all(store.is_idle for store in self._stores.values())
@@ -140,9 +141,10 @@ class WholeRounds:
     def _encoded(self, task: Task) -> codec.Encoded:
         """Computes all clients' answers, in the order of the study."""
         assert self._means is not None
-        root, names = self._means.root, self._coordinator.spec.clients
-        secrets = [root.secret(name, f"{name}/{task.visit}#0") for name in names]
-        shards = [self._read(name, task) for name in names]
+        suffix = f"/{task.visit}#0"
+        releases = [(name, name + suffix) for name in self._coordinator.spec.clients]
+        secrets = self._means.root.secrets(releases)
+        shards = [self._read(*release) for release in releases]
         blocks = self._fleet.together(self._solver, secrets, task, shards)
         if blocks is None:  # one by one, to find the client that fails
             blocks = [self._alone(*each, task) for each in zip(secrets, shards, strict=True)]
@@ -155,9 +157,9 @@ class WholeRounds:
         digests = tuple(digest for part in parts for digest in part.digests)
         return codec.Encoded(digests, arrays, parts[0].event)
 
-    def _read(self, name: str, task: Task) -> Shard:
+    def _read(self, name: str, release_id: str) -> Shard:
         shard, frozen = self._workers[name].records()
-        self._stores[name].note_records(f"{name}/{task.visit}#0", frozen)
+        self._stores[name].note_records(release_id, frozen)
         return shard
 
     def _alone(self, secret: bytes, shard: Shard, task: Task) -> tuple[int, Any]:
@@ -173,8 +175,8 @@ class WholeRounds:
         # Ledgers of many clients take much memory, and whoever continues stacks other visits.
         self._fleet.forget()
         state = self._coordinator.state
-        for name, book in state.ledgers.items():
-            self._stores[name].take_over(book)
+        for name in state.ledgers:
+            self._stores[name].take_over(state.ledgers)
         if state.status not in protocol.OVER:
             self._coordinator.apply(lambda spec, state, now: sharing(spec, state))
 
@@ -185,6 +187,6 @@ def _answered(
     def change(
         spec: protocol.ServerSpec, state: protocol.ServerState, now: float
     ) -> protocol.ServerState:
-        return whole_rounds.answered(spec, state, now, task, arrived, encoded, finish)
+        return whole_rounds.answered(spec, state, task, arrived, encoded, finish)
 
     return change

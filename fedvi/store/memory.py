@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from fedvi.federation.messages import Payload
@@ -16,6 +17,7 @@ class MemoryClientStore:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
+        self._books: Mapping[str, Ledger] | None = None
         self._outbox: dict[str, Payload] = {}
         self._pending: base.Pending | None = None
         self._state: bytes | None = None
@@ -25,6 +27,10 @@ class MemoryClientStore:
     @property
     def ledger(self) -> Ledger:
         """The ledger as last stored."""
+        if self._books is not None:
+            longer = self._books[self._ledger.header.client]
+            base.check_extends(self._ledger, longer)
+            self._ledger, self._books = longer, None
         return self._ledger
 
     @property
@@ -34,13 +40,13 @@ class MemoryClientStore:
 
     def reserve(self, ledger: Ledger, release_id: str, secret: bytes, task: bytes) -> base.Pending:
         """Stores the ledger that charges a release, and the release's secret."""
-        base.check_reservation(self._ledger, ledger, release_id, secret)
+        base.check_reservation(self.ledger, ledger, release_id, secret)
         self._ledger, self._pending = ledger, base.Pending(release_id, secret, task)
         return self._pending
 
     def charge(self, ledger: Ledger, release_id: str) -> None:
         """Stores a ledger that charges a release whose secret is in another store."""
-        base.check_reservation(self._ledger, ledger, release_id, None)
+        base.check_reservation(self.ledger, ledger, release_id, None)
         self._ledger = ledger
 
     def renew(self, release_id: str, secret: bytes, task: bytes) -> base.Pending:
@@ -62,7 +68,7 @@ class MemoryClientStore:
 
     def seal(self, ledger: Ledger, release_id: str, payload: Payload, state: bytes | None) -> None:
         """Stores the noised bytes, the ledger that seals them and the solver's new private state."""
-        base.check_seal(self._ledger, ledger, self._pending, release_id, payload)
+        base.check_seal(self.ledger, ledger, self._pending, release_id, payload)
         self._ledger, self._state, self._pending = ledger, state, None
         self._outbox[release_id] = payload
 
@@ -72,7 +78,7 @@ class MemoryClientStore:
 
     def acknowledge(self, ledger: Ledger, release_id: str) -> None:
         """Stores the ledger and deletes the bytes, which the server has received."""
-        base.check_sent(self._ledger, ledger, release_id)
+        base.check_sent(self.ledger, ledger, release_id)
         self._ledger = ledger
         self._outbox.pop(release_id, None)
 
@@ -87,10 +93,13 @@ class MemoryClientStore:
         if self._freeze.digest is None:
             self._freeze = dataclasses.replace(self._freeze, digest=frozen)
 
-    def take_over(self, ledger: Ledger) -> None:
-        """Stores a ledger that was extended together with others'; its reservations are sent, or lost."""
-        base.check_extends(self._ledger, ledger)
-        self._ledger = ledger
+    def take_over(self, books: Mapping[str, Ledger]) -> None:
+        """Stores the ledger of this client that was extended together with others'.
+
+        It is read from ``books``, which must not change, and checked, when it is next asked for. Its
+        reservations are sent, or lost.
+        """
+        self._ledger, self._books = self.ledger, books
 
     def load_state(self) -> bytes | None:
         """Returns the solver's private state after the last sealed release, if it keeps one."""

@@ -201,10 +201,12 @@ def site_release(
         surveys = surveyed and any(task.coordinates is None for task in tasks)
         if surveys or (streams and is_large(shards.mask[0])):
             return None
-        sampling_keys, guide_keys, noise_keys = map(keys_of, ("sampling", "guide", "noise"))
+        # Where records have a predictor, nothing is drawn from the guide.
+        purposes = ("sampling", "noise") if streams else ("sampling", "noise", "guide")
+        sampling_keys, noise_keys, *guide_keys = map(keys_of, purposes)
         given = by_posterior(functools.partial(_given, family), tasks)
         valid = jnp.asarray(shards.mask)
-        released = many(sampling_keys, noise_keys, shards.records, valid, *given, guide_keys)
+        released = many(sampling_keys, noise_keys, shards.records, valid, *given, *guide_keys)
         return states, released, {"valid_units": np.count_nonzero(shards.mask, axis=1)}
 
     told: dict[str, Any] = {

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import ItemsView, Iterator, Mapping, ValuesView
+from collections.abc import Collection, ItemsView, Iterator, Mapping, ValuesView
 from typing import Any
+
+from fedvi.expfam.stacked import is_alike
 
 __all__ = [
     "Appended",
@@ -21,6 +23,7 @@ __all__ = [
     "members",
     "put",
     "put_all",
+    "raised",
     "since",
     "without",
 ]
@@ -232,6 +235,13 @@ def put_all(mapping: Mapping[str, Any], found: Mapping[str, Any]) -> Mapping[str
     return {**mapping, **found}
 
 
+def raised(counts: Mapping[str, int], names: Collection[str]) -> Mapping[str, int]:
+    """Returns counts with one more for each of some distinct names."""
+    if is_alike(counts) and len(names) == len(counts):
+        return counts.with_value(counts.value + 1)
+    return put_all(counts, {name: counts[name] + 1 for name in names})
+
+
 def appended(mapping: Mapping[str, str], found: Mapping[str, str]) -> Appended:
     """Returns an append-only mapping with entries added, under names that it does not hold."""
     grown = mapping if isinstance(mapping, Appended) else Appended(mapping)
@@ -240,6 +250,8 @@ def appended(mapping: Mapping[str, str], found: Mapping[str, str]) -> Appended:
 
 def in_order(mapping: Mapping[str, Any], names: tuple[str, ...]) -> tuple[Any, ...]:
     """Returns the entries of some names, in the order of the names."""
+    if is_alike(mapping) and mapping.names is names:
+        return (mapping.value,) * len(names)
     found = tuple(mapping.values()) if len(mapping) == len(names) else ()
     # The usual case: all clients, in the order of the study.
     if found and tuple(mapping) == names:

@@ -199,9 +199,11 @@ def joining(state: ServerState) -> tuple[str, ...]:
 def joined(spec: ServerSpec, state: ServerState) -> ServerState:
     """Takes in the sites that join, if no round has begun; all sites then agree on new keys first."""
     names = joining(state)
+    if not names or state.answers:
+        return state
     number = _rounds(spec, state)
     # Tasks of earlier rounds may be left over; their answers come too late, and are dropped.
-    if not names or state.answers or any(t.visit >= number for t in state.tasks.values()):
+    if any(t.visit >= number for t in state.tasks.values()):
         return state
     away = state.away
     for name in names:

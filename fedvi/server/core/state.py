@@ -125,7 +125,7 @@ class ServerSpec(NamedTuple):
     @property
     def members(self) -> tuple[str, ...]:
         """The clients that a quorum counts: those that hold records."""
-        return tuple(name for name in self.clients if name in self.headers) or self.clients
+        return tuple(filter(self.headers.__contains__, self.clients)) or self.clients
 
     @property
     def is_masked(self) -> bool:

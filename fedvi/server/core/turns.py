@@ -45,6 +45,7 @@ __all__ = [
     "is_in_turn",
     "is_selected",
     "keyed",
+    "moved_on",
     "next_deadline",
     "noted",
     "rounds_at_last_fold",
@@ -99,12 +100,17 @@ def settle(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
     if found is not None and found.settled and openings.is_waiting(state):
         # Since the state was settled, at most a signature or opening came, and others are still missing.
         return state
-    while (moved := _move(spec, state)) is not state:
-        state = moved
-    state = _with_clocks(spec, state, now)
+    state = _with_clocks(spec, moved_on(spec, state), now)
     if state.status in OVER or (found := barrier.counted(spec, state)) is None:
         return state
     return barrier.noted(state, found._replace(settled=True))
+
+
+def moved_on(spec: ServerSpec, state: ServerState) -> ServerState:
+    """Takes every step that needs no further message, without a note of who is awaited."""
+    while (moved := _move(spec, state)) is not state:
+        state = moved
+    return state
 
 
 def keyed(
@@ -215,7 +221,7 @@ def _move(spec: ServerSpec, state: ServerState) -> ServerState:
     ending = spec.schedule.ending(progress)
     if ending is not None:
         return _end_stage(spec, state, progress, ending)
-    if state.status == "paused":
+    if state.status == "paused" or not state.away:
         return state
     return _skip(spec, state, spec.schedule.awaited(progress))
 
@@ -324,10 +330,12 @@ def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerStat
 
 def rounds_at_last_fold(spec: ServerSpec, state: ServerState) -> int:
     """Returns how many rounds of the stage were complete at the last fold."""
-    progress, skips = progress_of(spec, state), collections.Counter(state.skipped)
-    pairs = zip(progress.clients, progress.turns, strict=True)
-    turns = tuple(count - skips[name] for name, count in pairs)
-    return spec.schedule.view(progress._replace(turns=turns)).rounds
+    progress = progress_of(spec, state)
+    if state.skipped:
+        skips = collections.Counter(state.skipped)
+        pairs = zip(progress.clients, progress.turns, strict=True)
+        progress = progress._replace(turns=tuple(count - skips[name] for name, count in pairs))
+    return spec.schedule.view(progress).rounds
 
 
 def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
@@ -377,8 +385,7 @@ def committed(
         )
     moved = folding.fold(state.factors, deltas, damping, spec.keep)
     factors = moved if stacked.is_stacked(moved) else kept.put_all(state.factors, moved)
-    visits = kept.put_all(state.visits, {name: state.visits[name] + 1 for name in arrived})
-    turns = kept.put_all(state.turns, {name: state.turns[name] + 1 for name in in_time})
+    visits, turns = kept.raised(state.visits, arrived), kept.raised(state.turns, in_time)
     rounds_before = rounds_at_last_fold(spec, state)
     state = state._replace(
         version=state.version + 1,
@@ -487,7 +494,7 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
 def given_up(spec: ServerSpec, state: ServerState) -> ServerState:
     """Drops the answers of a round; they stay charged, and nothing about them is published."""
     update = _without_fold(spec, _turned(state))._replace(
-        missing=tuple(name for name in spec.clients if name in state.skipped),
+        missing=tuple(filter(state.skipped.__contains__, spec.clients)) if state.skipped else (),
         given_up=tuple(answer.task.client for answer in state.answers),
     )
     after = _turned(state)._replace(history=(*state.history, update), skipped=())
@@ -517,7 +524,7 @@ def _without_fold(spec: ServerSpec, state: ServerState) -> Update:
 def _rounds_of_stage(spec: ServerSpec, state: ServerState) -> int:
     """Returns the complete rounds of the clients of the script's stage, or of all clients."""
     stage = spec.schedule.view(progress_of(spec, state))
-    return min((state.turns[name] for name in stage.clients), default=0)
+    return min(kept.in_order(state.turns, stage.clients), default=0)
 
 
 def _turned(state: ServerState) -> ServerState:
@@ -525,8 +532,8 @@ def _turned(state: ServerState) -> ServerState:
     answered = [answer.task.client for answer in state.answers]
     in_time = [answer.task.client for answer in state.answers if not answer.late]
     return state._replace(
-        visits=kept.put_all(state.visits, {name: state.visits[name] + 1 for name in answered}),
-        turns=kept.put_all(state.turns, {name: state.turns[name] + 1 for name in in_time}),
+        visits=kept.raised(state.visits, answered),
+        turns=kept.raised(state.turns, in_time),
         answers=(),
     )
 
@@ -551,7 +558,7 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
     update = update._replace(
         rounds=_rounds_of_stage(spec, state),
         gap=gap,
-        missing=tuple(name for name in spec.clients if name in state.skipped),
+        missing=tuple(filter(state.skipped.__contains__, spec.clients)) if state.skipped else (),
         stage=spec.schedule.place(progress_of(spec, state)),
     )
     return state._replace(history=(*state.history, update), skipped=())
@@ -566,12 +573,12 @@ def stand(
 ) -> Standing | None:
     """Computes the standing from noisy factors; factors of clients without records are exact."""
     assert spec.stand is not None
-    members = tuple(
-        name for name in spec.members if state.visits[name] and not is_removed(state, name)
-    )
+    holders = spec.members
+    visited = itertools.compress(holders, kept.in_order(state.visits, holders))
+    members = tuple(name for name in visited if not (state.away and is_removed(state, name)))
     if not members:
         return state.standing
-    exact = (state.factors[name] for name in sorted(set(spec.clients) - set(spec.members)))
+    exact = (state.factors[name] for name in sorted(set(spec.clients) - set(holders)))
     known = tree.total(exact, spec.prior)
     if stacked.is_stacked(state.factors) and state.factors.names == members:
         factors: Mapping[str, Eta] = state.factors

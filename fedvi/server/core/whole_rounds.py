@@ -4,7 +4,7 @@ The resulting state equals the one that individual requests lead to: the same nu
 history. Only ``presence``, which a server may forget, is left unchanged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,29 +15,33 @@ from fedvi.privacy.many_ledgers import Together, alike
 from fedvi.server.core import fold_sizes, kept, key_board
 from fedvi.server.core.fold_sizes import check_size, strictly
 from fedvi.server.core.state import ServerSpec, ServerState
-from fedvi.server.core.turns import check_fold, committed, settle
+from fedvi.server.core.turns import check_fold, committed, moved_on
 from fedvi.transport.codec import Encoded
 from fedvi.typing import Eta
 from fedvi.updates.base import Task
 
-__all__ = ["answered", "begun", "is_open"]
+__all__ = ["answered", "are_possible", "begun", "is_open"]
+
+
+def are_possible(spec: ServerSpec) -> bool:
+    """Whether a run may have rounds that can be handled at once."""
+    return (
+        spec.schedule.barrier
+        and spec.gather is None
+        and spec.patience.deadline_seconds is None
+        and spec.headers.keys() == set(spec.clients)
+        and len(set(spec.costs.values())) == 1
+    )
 
 
 def is_open(spec: ServerSpec, state: ServerState) -> bool:
     """Whether a round can be handled at once: it begins, with all clients present and at the same visit."""
     if state.tasks or state.answers or state.away or state.skipped or state.stages:
         return False
-    if not spec.schedule.barrier or spec.gather is not None or state.status != "running":
+    if state.status != "running" or not key_board.is_ready(spec, state):
         return False
-    counts = {*state.visits.values(), *state.turns.values()}
-    return (
-        spec.patience.deadline_seconds is None
-        and len(counts) == 1
-        and counts.pop() < spec.schedule.rounds
-        and key_board.is_ready(spec, state)
-        and spec.headers.keys() == set(spec.clients)
-        and len(set(spec.costs.values())) == 1
-    )
+    counts = {*_all(spec, state.visits), *_all(spec, state.turns)}
+    return len(counts) == 1 and counts.pop() < spec.schedule.rounds
 
 
 def begun(spec: ServerSpec, state: ServerState) -> ServerState | None:
@@ -57,7 +61,6 @@ def begun(spec: ServerSpec, state: ServerState) -> ServerState | None:
 def answered(
     spec: ServerSpec,
     state: ServerState,
-    now: float,
     task: Task,
     arrived: tuple[str, ...],
     encoded: Encoded,
@@ -67,7 +70,6 @@ def answered(
 
     Args:
       state: from ``begun``.
-      now: seconds of a monotonic clock, when the last answer arrives.
       task: of any client; they differ only in name.
       arrived: all clients, in order of arrival.
       encoded: the answers, in the order of the study.
@@ -95,7 +97,8 @@ def answered(
     def fold(spec: ServerSpec, state: ServerState) -> ServerState:
         return committed(spec, state, deltas, asked, staleness, arrived=arrived)
 
-    state = state._replace(factors=before)
+    same = stacked.Alike(names, visit)
+    state = state._replace(factors=before, visits=same, turns=same)
     if not fold_sizes.cannot_fail(spec, state, _size(etas)):
         check_fold(spec, state, "an answer of a round", fold)
     digests = dict(zip(names, encoded.digests, strict=True))
@@ -105,7 +108,11 @@ def answered(
         ledgers=books.seal(suffix, encoded.digests).mark_sent(suffix),
         accepted=kept.appended(state.accepted, accepted),
     )
-    return settle(spec, fold(spec, state), now)
+    return moved_on(spec, fold(spec, state))
+
+
+def _all(spec: ServerSpec, counts: Mapping[str, int]) -> tuple[int, ...]:
+    return kept.in_order(counts, spec.clients)
 
 
 def _size(etas: Eta) -> float:
