@@ -141,7 +141,7 @@ def _alone(visit: Visit) -> Outcome | Exception:
 def _form(shard: Shard) -> tuple[Any, ...]:
     """Returns the shapes and dtypes of a shard's columns, which determine the compilation."""
     columns = shard.records.items()
-    found = ((name, column.shape, str(column.dtype)) for name, column in columns)
+    found = ((name, column.shape, column.dtype.str) for name, column in columns)
     return (len(shard.mask), *sorted(found))
 
 

@@ -5,6 +5,7 @@ They are HMACs under a secret that never leaves the site: a plain digest of reco
 unprotected release of them.
 """
 
+import functools
 import hmac
 import io
 import math
@@ -33,10 +34,11 @@ def fingerprint(secret: bytes, purpose: str, *values: Any) -> bytes:
     """
     key = hmac.digest(secret, b"fedvi fingerprint " + purpose.encode(), "sha256")
     hasher = hmac.new(key, digestmod="sha256")
-    leaves, structure = jax.tree_util.tree_flatten_with_path(values)
-    _feed(hasher, str(structure).encode())
-    for path, leaf in leaves:
-        _feed(hasher, jax.tree_util.keystr(path).encode())
+    leaves, structure = jax.tree.flatten(values)
+    whole, paths = _written(structure)
+    _feed(hasher, whole)
+    for path, leaf in zip(paths, leaves, strict=True):
+        _feed(hasher, path)
         if isinstance(leaf, str | bool | int | float):
             _feed(hasher, type(leaf).__name__.encode())
             _feed(hasher, repr(leaf).encode())
@@ -85,6 +87,14 @@ def unpack(packed: bytes, like: Any) -> Any:
             "it was stored by another version of the solver: use that one",
         )
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
+
+
+@functools.lru_cache(maxsize=64)
+def _written(structure: Any) -> tuple[bytes, list[bytes]]:
+    """Returns the text of a tree's structure, and of the path to each leaf."""
+    places = jax.tree.unflatten(structure, range(structure.num_leaves))
+    leaves, _ = jax.tree_util.tree_flatten_with_path(places)
+    return str(structure).encode(), [jax.tree_util.keystr(path).encode() for path, _ in leaves]
 
 
 def _numbers(leaf: Any) -> np.ndarray:

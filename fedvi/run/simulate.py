@@ -264,7 +264,7 @@ def run(
     spec = assembly.spec
     changes = Changes(spec, remove or {}, add or {})
     with contextlib.ExitStack() as closing:
-        stores = _stores(assembly, state, closing)
+        stores = _stores(spec, state, closing)
 
         def on_update(update: protocol.Update) -> None:
             if on_moment is not None:
@@ -321,7 +321,7 @@ def run(
 
 
 def _stores(
-    assembly: Assembly, state: Path | None, closing: contextlib.ExitStack
+    spec: protocol.ServerSpec, state: Path | None, closing: contextlib.ExitStack
 ) -> dict[str, ClientStore]:
     """Opens every client's store."""
     if state is not None and state.exists() and (not state.is_dir() or any(state.iterdir())):
@@ -330,16 +330,13 @@ def _stores(
             "a simulation starts from the beginning: give a fresh folder, and keep this one, which "
             "is the record of what was spent",
         )
-    stores: dict[str, ClientStore] = {}
-    for name in assembly.clients:
-        header = assembly.header(name)
-        if state is None:
-            stores[name] = MemoryClientStore(ledger.open_ledger(header))
-        else:
-            stores[name] = closing.enter_context(
-                contextlib.closing(SqliteClientStore(state / name, header))
-            )
-    return stores
+    if state is None:
+        books = ledger.open_ledgers(spec.headers)
+        return {name: MemoryClientStore(book) for name, book in books.items()}
+    return {
+        name: closing.enter_context(contextlib.closing(SqliteClientStore(state / name, header)))
+        for name, header in spec.headers.items()
+    }
 
 
 class Clock:

@@ -80,7 +80,7 @@ class WholeRounds:
         if self._means is None or len(queue) < len(self._workers) or not self._is_open():
             return None
         order, went = [name for *_, name in sorted(queue)], None
-        before = self._coordinator.state.ledgers
+        before, arrived = self._coordinator.state.ledgers, tuple[str, ...]()
         if not (self._fits(order) and self._agrees_with(before)):
             return None
         try:
@@ -89,7 +89,9 @@ class WholeRounds:
                 arrivals = sorted(
                     (clock.now + latencies[name](), place, name) for place, name in enumerate(order)
                 )
-                arrived = tuple(name for _, _, name in arrivals)
+                came = tuple([name for _, _, name in arrivals])
+                # One object for all rounds, as a rule: the history holds them all.
+                arrived = arrived if came == arrived else came
                 clock.now = arrivals[-1][0]
                 self._coordinator.apply(_answered(task, arrived, encoded, self._solver.finish_many))
                 # The clients that came last ask at once; the others slept until the fold.

@@ -221,8 +221,9 @@ class Assembly:
     @property
     def spec(self) -> ServerSpec:
         """The server's part of the study."""
+        header = self.header(self.clients[0])
         return ServerSpec(
-            study_digest=self.study.digest,
+            study_digest=self.digests[0],
             clients=tuple(self.solvers),
             family=self.family,
             prior=self.prior,
@@ -231,7 +232,7 @@ class Assembly:
             finish={name: solver.finish for name, solver in self.solvers.items()},
             costs={name: solver.cost for name, solver in self.solvers.items()},
             patience=self.patience,
-            headers={name: self.header(name) for name in self.clients},
+            headers={name: header._replace(client=name) for name in self.clients},
             budget=self.budget,
             seeded_otherwise=self.study.digest_if_seeded_otherwise,
             stand=self.solvers[self.clients[0]].stand,

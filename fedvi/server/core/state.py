@@ -286,7 +286,7 @@ def initial_state(spec: ServerSpec) -> ServerState:
             round_start=prior,
             history=(),
             away={},
-            ledgers={name: ledger.open_ledger(header) for name, header in spec.headers.items()},
+            ledgers=ledger.open_ledgers(spec.headers),
         ),
     )
 

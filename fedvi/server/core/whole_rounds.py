@@ -4,8 +4,9 @@ The resulting state equals the one that individual requests lead to: the same nu
 history. Only ``presence``, which a server may forget, is left unchanged.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -101,14 +102,54 @@ def answered(
     state = state._replace(factors=before, visits=same, turns=same)
     if not fold_sizes.cannot_fail(spec, state, _size(etas)):
         check_fold(spec, state, "an answer of a round", fold)
-    digests = dict(zip(names, encoded.digests, strict=True))
-    accepted = {f"{name}/{visit}": digests[name] for name in arrived}
-    suffix = f"/{visit}#0"
+    accepted, suffix = state.accepted, f"/{visit}#0"
+    if not isinstance(accepted, _Accepted):
+        accepted = _Accepted(accepted, names)
     state = state._replace(
         ledgers=books.seal(suffix, encoded.digests).mark_sent(suffix),
-        accepted=kept.appended(state.accepted, accepted),
+        accepted=accepted.plus(_Round(visit, arrived, encoded.digests)),
     )
     return moved_on(spec, fold(spec, state))
+
+
+class _Round(NamedTuple):
+    """The answers to one visit: of all clients in order of arrival, digests in the order of the study."""
+
+    visit: int
+    arrived: tuple[str, ...]
+    digests: tuple[str, ...]
+
+
+class _Accepted(Mapping[str, str]):
+    """What was accepted before, and the digests of whole rounds, in order of arrival.
+
+    An entry for each client and round is made when one is asked for: there may be very many.
+    """
+
+    def __init__(
+        self, before: Mapping[str, str], names: tuple[str, ...], rounds: tuple[_Round, ...] = ()
+    ) -> None:
+        self._before, self._names, self._rounds = before, names, rounds
+
+    def plus(self, new: _Round) -> "_Accepted":
+        return _Accepted(self._before, self._names, (*self._rounds, new))
+
+    @functools.cached_property
+    def _found(self) -> dict[str, str]:
+        found = dict(self._before)
+        for visit, arrived, digests in self._rounds:
+            digest_of = dict(zip(self._names, digests, strict=True))
+            found |= {f"{name}/{visit}": digest_of[name] for name in arrived}
+        return found
+
+    def __getitem__(self, task_id: str) -> str:
+        return self._found[task_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._before) + len(self._rounds) * len(self._names)
 
 
 def _all(spec: ServerSpec, counts: Mapping[str, int]) -> tuple[int, ...]:
