@@ -170,7 +170,8 @@ def _layout(source: ArraySource) -> dict[str, tuple[tuple[int, ...], str]]:
 
 def _unwritable(array: NDArray[_T]) -> NDArray[_T]:
     """Returns a copy over ``bytes``: an array that owns its memory can be made writable again."""
-    return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
+    found = np.frombuffer(array.tobytes(), array.dtype)
+    return found if array.ndim == 1 else found.reshape(array.shape)
 
 
 def _pad(array: NDArray[_T], capacity: int) -> NDArray[_T]:

@@ -429,9 +429,13 @@ def _latencies(study: Study) -> dict[str, Callable[[], float]]:
     """Returns each worker's latency distribution; the prior's worker runs at the server, without delay."""
     jitter = study.simulation.latency_jitter
 
+    @functools.cache
+    def always(seconds: float) -> Callable[[], float]:
+        return lambda: seconds
+
     def law(name: str, seconds: float) -> Callable[[], float]:
         if jitter == 0.0:  # a generator takes 2.5 KB, and there may be very many clients
-            return lambda: seconds
+            return always(seconds)
         generator = public_random.Random(f"{study.study.seed}/{name}")
         return lambda: seconds * generator.uniform(1.0 - jitter, 1.0 + jitter)
 

@@ -1,6 +1,7 @@
 """Advances a run: folds answers, skips turns, applies deadlines and ends stages and the run."""
 
 import collections
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -307,15 +308,14 @@ def _without_clock(state: ServerState) -> ServerState:
 def _with_clocks(spec: ServerSpec, state: ServerState, now: float) -> ServerState:
     before = state.presence.awaited
     found: dict[str, Waiting] = {}
+    since_now = functools.cache(lambda turn: Waiting(turn, now))
     # Before keys are agreed on nobody can answer: the time of a round has not begun.
     if state.status == "running" and key_board.is_ready(spec, state):
         for name in spec.schedule.awaited(progress_of(spec, state)):
             if name in state.away:
                 continue
-            clock = before.get(name)
-            if clock is None or clock.turn != state.turns[name]:
-                clock = Waiting(state.turns[name], now)
-            found[name] = clock
+            clock, turn = before.get(name), state.turns[name]
+            found[name] = clock if clock and clock.turn == turn else since_now(turn)
         for name in openings.owing(state):
             # A negative turn is none of the schedule's. Signing and opening each have their own deadline.
             turn = -openings.phase(state)

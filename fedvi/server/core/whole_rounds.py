@@ -92,13 +92,16 @@ def answered(
         raise errors.ProtocolError("an answer of a round holds NaN or infinite numbers")
     check_size(etas, "an answer of a round")
     deltas = before.with_etas(tree.freeze(etas))
-    asked = stacked.Alike(names, task.posterior)
+    # The set of names is that of earlier rounds: one of very many names takes time and memory.
+    same = state.visits
+    if not (stacked.is_alike(same) and same.names is names):
+        same = stacked.Alike(names, visit)
+    asked = same.with_value(task.posterior)
     staleness = (state.version - task.version,) * len(names)
 
     def fold(spec: ServerSpec, state: ServerState) -> ServerState:
         return committed(spec, state, deltas, asked, staleness, arrived=arrived)
 
-    same = stacked.Alike(names, visit)
     state = state._replace(factors=before, visits=same, turns=same)
     if not fold_sizes.cannot_fail(spec, state, _size(etas)):
         check_fold(spec, state, "an answer of a round", fold)
