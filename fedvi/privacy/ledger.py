@@ -139,8 +139,9 @@ def open_ledgers(headers: Mapping[str, Header]) -> dict[str, Ledger]:
     checked: Header | None = None
     for name, header in headers.items():
         alike = checked is not None and checked._replace(client=header.client)
+        named = type(header.client) is str and header.client
         # The very same objects: 1 equals 1.0, and is written otherwise.
-        if not (header.client and alike and all(map(operator.is_, header, alike))):
+        if not (named and alike and all(map(operator.is_, header, alike))):
             check_header(header)
             checked = header
         books[name] = Ledger(header, ())

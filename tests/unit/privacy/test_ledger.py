@@ -32,6 +32,7 @@ from fedvi.privacy.ledger import (
     lifetime_header,
     mark_sent,
     open_ledger,
+    open_ledgers,
     seal,
     spend,
     spent,
@@ -58,6 +59,21 @@ def ledger():
 
 
 # Spending.
+
+
+def test_ledgers_opened_together_are_those_opened_alone():
+    headers = {name: HEADER._replace(client=name) for name in ("north", "south", "east")}
+    headers["east"] = headers["east"]._replace(note="another")
+    books = open_ledgers(headers)
+    assert books == {name: open_ledger(header) for name, header in headers.items()}
+
+
+@pytest.mark.parametrize("change", [{"client": ""}, {"client": 1}, {"table_distance": 0}])
+def test_a_header_beside_a_good_one_is_checked_too(change):
+    # 0 equals 0.0, and is written otherwise.
+    headers = {"north": HEADER, "south": HEADER._replace(**{"client": "south"} | change)}
+    with pytest.raises(LedgerError):
+        open_ledgers(headers)
 
 
 def test_everything_reserved_is_spent_whatever_became_of_it(ledger):

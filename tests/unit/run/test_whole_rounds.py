@@ -130,6 +130,23 @@ def test_rounds_together_are_those_of_one_worker_a_site(seconds, columns, charge
         assert (mine.epsilon, mine.simulated_seconds) == (theirs.epsilon, theirs.simulated_seconds)
 
 
+def test_the_server_counts_and_keeps_what_it_does_of_one_worker_a_site(monkeypatch):
+    made, states = simulate.Coordinator, []
+
+    def watched(*arguments):
+        states.append(made(*arguments))
+        return states[-1]
+
+    monkeypatch.setattr(simulate, "Coordinator", watched)
+    simulate.run(study(seconds=1.0), records())
+    one_by_one(monkeypatch, study(seconds=1.0), records())
+    together, apart = (coordinator.state for coordinator in states)
+    assert list(together.accepted.items()) == list(apart.accepted.items())
+    assert len(together.accepted) == SITES * ROUNDS
+    for field in ("visits", "turns", "ledgers"):
+        assert dict(getattr(together, field)) == dict(getattr(apart, field))
+
+
 def with_intercept(sources):
     return {
         name: dataclasses.replace(
@@ -229,6 +246,15 @@ def test_clients_hold_their_ledgers_after_the_end(stores):
     result = simulate.run(study(), records())
     assert {name: store.ledger for name, store in stores.items()} == dict(result.ledgers)
     assert {ledgers.reservations(store.ledger) for store in stores.values()} == {ROUNDS}
+
+
+def test_a_client_takes_over_no_ledger_that_does_not_extend_its_own(stores):
+    assembly = study()
+    simulate.run(assembly, records())
+    store = stores[NAMES[2]]
+    store.take_over({NAMES[2]: ledgers.open_ledger(assembly.header(NAMES[2]))})
+    with pytest.raises(errors.LedgerError, match="does not extend"):
+        store.ledger  # noqa: B018
 
 
 def test_what_was_charged_stays_charged_at_the_clients_if_a_round_is_interrupted(
