@@ -117,7 +117,7 @@ def secure_root() -> Root:
     return Root(b"", secure=True)
 
 
-@functools.lru_cache(maxsize=16)  # very many clients of a simulation have one
+@functools.lru_cache(maxsize=16, typed=True)  # very many clients of a simulation have one
 def insecure_root(seed: int) -> Root:
     """Returns a root computed from a seed, for tests and replayed simulations only.
 
