@@ -115,6 +115,7 @@ class Standing(NamedTuple):
       centres: client → the mean of the θ at which its answers were computed, with the same weights as
         those answers have in its factor, [D].
       reference: the Gaussian that the prior's own factor made of the prior alone; None if there is none.
+      begun: the proper η from which the averaged steps began, if there are such steps.
       coordinates: the coordinates that tasks carry, once known.
       gradient: (the gradient of the log likelihood, with its noise, and its θ), [D] both, as (h, J); if
         answers are gradients.
@@ -135,6 +136,7 @@ class Standing(NamedTuple):
     sites: Mapping[str, GaussianEta] = MappingProxyType({})
     centres: Mapping[str, np.ndarray] = MappingProxyType({})
     reference: Eta | None = None
+    begun: Eta | None = None
     coordinates: Coordinates | None = None
     gradient: GaussianEta | None = None
     surprise: float = 0.0

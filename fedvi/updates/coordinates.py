@@ -298,6 +298,7 @@ def _moved(standing: "Standing", of: Any, gradient: Any, place: Any) -> "Standin
         sites={name: of_gradient(site) for name, site in standing.sites.items()},
         gradient=None if standing.gradient is None else of_gradient(standing.gradient),
         reference=None if standing.reference is None else of(standing.reference),
+        begun=None if standing.begun is None else of(standing.begun),
     )
 
 

@@ -25,6 +25,10 @@ __all__ = ["anew", "hidden_values", "of_changes", "of_sites"]
 _FARTHEST = 2.0
 # In sds: among many coordinates, the largest move by noise in a round seldom exceeds this.
 _SELDOM = 4.0
+# In sds of its noise: a mean further than this from where steps began was carried by records.
+_CARRIED = 2.0
+# The way from there to the optimum counts as at most 1 / this of the way that was made.
+_LEAST_MADE = 0.1
 # In sds of a χ²: a gradient further from its prediction than this is not explained by noise.
 _RARE = 5.0
 
@@ -69,8 +73,9 @@ def of_sites(
     - *Report*: the mean of the steps, and its covariance, which has three parts along each axis of
       ``supported_curvature``. Let λ be the supported curvature along it, j that of J_0, and f the share
       of the way from the prior to the optimum that the steps have made. The parts are: the uncertainty
-      given the records, 1/(λ + j); the missing share of the way, (1 − f)²·λ/(j(λ + j)), so that if noise
-      allows no step the prior's 1/j remains; and the noise in the mean of the steps, which is that of
+      given the records, 1/(λ + j); the missing share of the way, (1 − f)²·w², where w² is the prior's
+      λ/(j(λ + j)), so that if noise allows no step the prior's 1/j remains, or what the way so far
+      suggests, if that is longer (``_whole_way``); and the noise in the mean of the steps, which is that of
       each gradient (s², and (1/r − 1)·λ for sites from a share r of the records) times what later steps
       left of it.
     - *Surprise*: compares the gradient at m with its prediction by the previous gradient and the likely
@@ -179,6 +184,7 @@ def _of_sites(
     # 1 if all sites are renewed equally often; otherwise averaging leaves more noise.
     excess = max(1.0, left / float((_weights_of(folds) ** 2).sum()))
     reference = _reference(family, fold, before)
+    begun = _begun(family, fold, before)
     held = believed = prior.J
     if reference is not None and not is_exact:
         pulled = _along(vectors, prior.J)
@@ -220,8 +226,12 @@ def _of_sites(
         missing, walk = _made_of_steps(folds, (told + pulled) / stiff)
         walk = walk * variance / stiff**2 * excess
         newest = _carried(folds, (told + pulled) / stiff)[0] * variance / stiff**2 * excess
-    open_ = 1.0 / (told + pulled)
-    precision = 1.0 / (open_ * (1.0 + missing**2 * told / pulled))
+    way = told / (pulled * (told + pulled))
+    if begun is not None and not is_exact:
+        made = average - family.moments(begun)[0]
+        left_over = _missing(folds, (_along(axes, _rebuilt(0.0, vectors, likely)) + pulled) / stiff)
+        way = np.maximum(way, _whole_way(axes.T @ made, walk, left_over) ** 2)
+    precision = 1.0 / (1.0 / (told + pulled) + missing**2 * way)
     spread = np.linalg.inv(_rebuilt(believed, axes, np.maximum(precision - pulled, 0.0)))
     covariance = _rebuilt(spread, axes, walk)
     if not is_exact:
@@ -255,6 +265,7 @@ def _of_sites(
         weights=weights,
         sites=answered,
         reference=reference,
+        begun=begun,
         coordinates=None if before is None else before.coordinates,
         gradient=gradient,
         surprise=earlier + weight * (surprise - earlier),
@@ -489,6 +500,27 @@ def _length(step: np.ndarray, precision: np.ndarray) -> float:
 def _handed_out(family: Any, fold: Fold, before: Standing | None) -> Eta:
     """Returns the q that this fold's answers started from, or an older one."""
     return family.project(fold.known, fold.prior) if before is None else before.handed_out
+
+
+def _begun(family: Any, fold: Fold, before: Standing | None) -> Eta | None:
+    """Returns the q from which the averaged steps began; None for a run that an earlier version began."""
+    if before is None or not before.folds:
+        return _handed_out(family, fold, before)
+    return before.begun
+
+
+def _whole_way(made: np.ndarray, variance: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    """Returns how far the optimum is from where steps began, as far as the steps so far show it, [D].
+
+    Where coefficients are several sds of the prior, the prior expects too short a way.
+
+    Args:
+      made: the way to the mean of steps, [D].
+      variance: of its noise, [D].
+      missing: the share of the whole way that is likely missing, [D].
+    """
+    surely = np.maximum(np.abs(made) - _CARRIED * np.sqrt(variance), 0.0)
+    return np.asarray(surely / np.maximum(1.0 - missing, _LEAST_MADE))
 
 
 def _cleaned(values: np.ndarray, edge: float) -> np.ndarray:

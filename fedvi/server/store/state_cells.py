@@ -160,7 +160,7 @@ def _read_stage(value: Any, get: Get, like: Eta) -> StageEnd:
 
 
 # Fields of a standing; unused ones are None, and states of earlier versions lack some.
-_ETAS = ("handed_out", "reported", "curvature", "reference", "gradient")
+_ETAS = ("handed_out", "reported", "curvature", "reference", "begun", "gradient")
 
 
 def _write_standing(standing: Standing | None, put: Put) -> Any:

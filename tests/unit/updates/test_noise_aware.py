@@ -127,6 +127,30 @@ def test_intervals_cover_where_columns_of_all_frequencies_hide_in_noise():
     assert 0.93 <= np.mean(hits) <= 0.995
 
 
+@pytest.mark.parametrize(("away", "least"), [(0.0, 0.9), (6.0, 0.8)])
+def test_intervals_cover_coefficients_that_are_several_sds_of_the_prior_away(away, least):
+    """If the prior alone says how long the way is, the planted bug, 62 % of those 6 sds away are covered."""
+    curvature, noise, rounds = 40.0 * np.eye(D), 60.0, 12
+    generator, hits = np.random.default_rng(6), []
+    for _ in range(60):
+        theta = generator.normal(size=D)
+        theta[:2] += away
+        best = theta + generator.normal(size=D) / math.sqrt(40.0)
+        standing = None
+        for _ in range(rounds):
+            mean = np.zeros(D) if standing is None else WIDE.moments(standing.handed_out)[0]
+            seen = curvature + noise / 4.0 * symmetric_noise(generator)
+            gradient = curvature @ (best - mean) + noise * generator.normal(size=D)
+            standing = stand(
+                GaussianEta(gradient + seen @ mean, seen),
+                standing, noise=noise, curvature_noise=noise / 4.0,
+            )  # fmt: skip
+        mean, sd = WIDE.moments(standing.reported)
+        hits.append((np.abs(mean - theta) < 1.96 * sd)[:2])
+    # Of 120: the standard error is 2 to 4 points.
+    assert np.mean(hits) > least
+
+
 def test_what_noise_hides_is_estimated_along_each_eigenvector():
     """Eigenvalues as they are, the planted bug, are off by more than 2.5 u; a report doubts them by 2 u."""
     generator, noise = np.random.default_rng(4), 10.0
