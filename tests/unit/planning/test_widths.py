@@ -425,10 +425,10 @@ def test_bounds_alone_are_taken_for_wider_than_values_and_later_levels_for_rarer
 
 def test_the_heart_study_declares_what_its_plan_needs() -> None:
     path = Path(__file__).resolve().parents[3] / "examples" / "heart-disease" / "study.toml"
-    found = widths(assemble(load_study(path)), 6)
+    found = widths(assemble(load_study(path)), 20)
     assert (found.silent, found.assumed) == ((), ())
-    # The sds of the run in the README of the example.
-    run = {"age": 0.17, "sex": 0.54, "painless": 0.34, "chol": 0.19, "thalach": 0.19, "exang": 0.45}
+    # Means of 28 runs of the example.
+    run = {"age": 0.22, "sex": 0.51, "painless": 0.35, "chol": 0.19, "thalach": 0.21, "exang": 0.46}
     for row in found.rows:
         if row.name in run:
             assert row.sd == pytest.approx(run[row.name], rel=0.3)
