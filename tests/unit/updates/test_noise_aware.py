@@ -129,7 +129,7 @@ def test_intervals_cover_where_columns_of_all_frequencies_hide_in_noise():
 
 @pytest.mark.parametrize(("away", "least"), [(0.0, 0.9), (6.0, 0.8)])
 def test_intervals_cover_coefficients_that_are_several_sds_of_the_prior_away(away, least):
-    """If the prior alone says how long the way is, the planted bug, 62 % of those 6 sds away are covered."""
+    """Where the prior alone says how long the way is, the planted bug, 62 % are covered 6 sds away."""
     curvature, noise, rounds = 40.0 * np.eye(D), 60.0, 12
     generator, hits = np.random.default_rng(6), []
     for _ in range(60):
