@@ -339,7 +339,7 @@ def _header(source: Path | None, given: Mapping[str, Any], flag: str = "") -> "N
 
 
 def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
-    """Returns the answers with a clip norm that suits them, and their draft, which a study may be.
+    """Returns the answers with a clip norm and rounds that suit them, and their draft, perhaps a study.
 
     Raises:
       ConfigError, ModelError: an answer is one that `fedvi check` would refuse.
@@ -360,9 +360,10 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
         _check_formula(answers, stated)
     # Heavy, and only needed now: models are built, as `fedvi check` builds them.
     from fedvi.planning.advice import outlook
-    from fedvi.planning.signals import PublicNumbers, suggested_clip_norm
+    from fedvi.planning.signals import PublicNumbers, suggested_clip_norm, suggested_rounds
     from fedvi.study.build import assemble
 
+    noise = 0.0
     if drafted.open:
         # About as many coefficients as the formula names columns.
         numbers = PublicNumbers(
@@ -372,15 +373,16 @@ def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
             rounds=answers.rounds,
             prior_sd=answers.prior_scale,
         )
-    elif (expected := outlook(assemble(study))) is not None:
-        numbers = expected.numbers
+    elif (expected := outlook(assembly := assemble(study))) is not None:
+        numbers, noise = expected.numbers, assembly.noise_multiplier or 0.0
     else:
         return answers, drafted
     if not answers.private:
         return answers, drafted
     norm = suggested_clip_norm(answers.chosen_solver, numbers)
     norm = norm if isinstance(norm, str) else float(f"{norm:.2g}")
-    answers = dataclasses.replace(answers, clip_norm=norm)
+    rounds = suggested_rounds(answers.chosen_solver, numbers, noise)
+    answers = dataclasses.replace(answers, clip_norm=norm, few_rounds=rounds < answers.rounds)
     return answers, drafting.draft(answers)
 
 

@@ -34,6 +34,7 @@ from fedvi.planning.signals import (
     is_known,
     signal,
     suggested_clip_norm,
+    suggested_rounds,
 )
 from fedvi.planning.topics import topic_outlook
 from fedvi.planning.widths import is_newton
@@ -56,7 +57,7 @@ _CLEARLY = 1.1
 _SLOWER = 0.5
 # Below this ratio, noise alone leaves a large part of what the prior leaves.
 _FAINT = 4.0
-# Rounds that are enough for steps shortened by noise.
+# Rounds that are enough for steps shortened by noise, where the solver does not say.
 _ROUNDS = 12
 # Below this share of the way to the answer, a plan has too few rounds.
 _SHORT_OF_ROUNDS = 0.5
@@ -427,8 +428,11 @@ def _recommended(
             f"{count * (count + 1) // 2} of a curvature do not, so that widths of intervals depend mainly "
             "on the prior"
         )
-    if chosen.renews and numbers.rounds < _ROUNDS:
-        reason += f"; about {_ROUNDS} rounds would cost time, and no privacy"
+    if chosen.renews and chosen.noise_multiplier is not None and assembly.sampler is not None:
+        rate = assembly.sampler.rate
+        enough = suggested_rounds(best, numbers, chosen.noise_multiplier, rate) or _ROUNDS
+        if numbers.rounds < enough:
+            reason += f"; about {enough} rounds would cost time, and no privacy"
     if _regression(assembly.model) is None:
         reason += "; ratios are rough, since this model does not say how much a record tells"
     if not concave:

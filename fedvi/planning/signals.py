@@ -13,6 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.inference import solvers as solver_kinds
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
+from fedvi.updates.abilities import ability
 from fedvi.updates.coordinates import Foreseen, length_for
 from fedvi.updates.running_means import LEFT_OUT, OVER_STEPS, squares_with, step_of
 
@@ -26,6 +27,7 @@ __all__ = [
     "noise_left",
     "signal",
     "suggested_clip_norm",
+    "suggested_rounds",
 ]
 
 TYPICAL_SPREAD = 0.35
@@ -36,6 +38,8 @@ three sds from the mean. Bounds are stated without looking at records, so they a
 (docs/guides/hospital.md) age within 18 to 100 has 0.42, and an injury score within 1 to 75 has 0.34.
 """
 
+# Few rounds are drafted if the noise of a gradient is more than this part of what all records can add.
+_LOUD = 0.1
 # By how much `vips` weights later answers more, if a study states nothing.
 _VIPS_EMPHASIS = 2.0
 # A clip norm at a gradient's typical length would shorten half of the gradients, and thereby bias them.
@@ -186,6 +190,30 @@ def suggested_clip_norm(kind: str, numbers: PublicNumbers, **settings: Any) -> f
     if kind == "dp_optimisation":
         return _ROOM * math.sqrt(numbers.curvature * numbers.coefficients)
     return _change(numbers) / (numbers.rounds * _gain(kind, settings))
+
+
+def suggested_rounds(
+    kind: str, numbers: PublicNumbers, noise_multiplier: float, rate: float = 1.0
+) -> int:
+    """Returns how many rounds to draft.
+
+    Few if, with as many as usual, the noise of a whole gradient of all clients is more than a tenth of
+    what all records can add to it. Then noise determines the first steps, and fewer rounds, each with less
+    noise, lose less. Measurements: docs/proofs/noise_aware.md.
+
+    Args:
+      kind: of a solver with a planned number of rounds.
+      noise_multiplier: calibrated for ``numbers.rounds``.
+      rate: the share of records in a batch.
+
+    >>> [suggested_rounds("site_release", PublicNumbers(6, n, 4, 12), 25.0) for n in (250, 2_500)]
+    [6, 12]
+    """
+    able = ability(kind)
+    usual = noise_multiplier * math.sqrt(able.rounds / numbers.rounds) / rate
+    noise = usual * math.sqrt(numbers.coefficients * numbers.clients)
+    is_loud = noise > _LOUD * numbers.records * numbers.clients
+    return able.few_rounds if is_loud and able.few_rounds else able.rounds
 
 
 def _fresh(

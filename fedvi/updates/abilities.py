@@ -22,6 +22,7 @@ class Ability(NamedTuple):
       words: what it is, for a drafted study.
       strength: why its signal may stand out of the noise most, for advice.
       rounds: how many rounds a drafted study plans; 0 where a draft does not ask for all that it needs.
+      few_rounds: the same where noise is large beside all records, see ``signals.suggested_rounds``.
       settings: further keys of a drafted study → (value, why).
     """
 
@@ -35,6 +36,7 @@ class Ability(NamedTuple):
     words: str = ""
     strength: str = ""
     rounds: int = 0
+    few_rounds: int = 0
     settings: Mapping[str, tuple[Any, str]] = MappingProxyType({})
 
 
@@ -45,6 +47,7 @@ SOLVERS: Mapping[str, Ability] = {
         "over rounds and clients",
         # Fresh sums average their noise out over rounds; noise on changes adds up.
         rounds=12,
+        few_rounds=6,
     ),
     "dp_optimisation": Ability(
         unheld="intervals leave out the noise of the descent: they are too wide where steps are mostly "

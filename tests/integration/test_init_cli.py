@@ -136,6 +136,19 @@ def test_a_formula_of_all_columns_is_to_be_thinned_by_a_person(tmp_path: Path) -
         assert "[18, 100]" in text
 
 
+@pytest.mark.parametrize(("records", "rounds"), [("300", 6), ("5000", 12)])
+def test_where_noise_is_large_beside_the_records_few_rounds_are_drafted(
+    tmp_path: Path, records: str, rounds: int
+) -> None:
+    given = [*flags("logistic"), "--max-records", records]
+    done = fedvi("init", tmp_path / "s", *given)
+    assert done.exit_code == 0, done.output
+    study = tomllib.loads((tmp_path / "s" / "study.toml").read_text())
+    policy = tomllib.loads((tmp_path / "s" / "policy.toml").read_text())
+    assert study["schedule"]["rounds"] == policy["run"]["rounds"] == rounds
+    assert "rounds would cost time" not in checked(tmp_path / "s")
+
+
 def test_a_patient_is_protected_with_all_rows(tmp_path: Path) -> None:
     more = ["--unit", "patient", "--unit-column", "nhs", "--relation", "add_remove"]
     assert fedvi("init", tmp_path / "study", *flags("logistic", *more)).exit_code == 0

@@ -65,6 +65,7 @@ class Answers:
       max_records: the largest number of units of any client; None: must still be stated.
       solver: None for the recommended one.
       clip_norm: of the private solver.
+      few_rounds: whether noise is so large beside all records that few rounds do better.
       prior_scale: the prior's sd of a coefficient, for one unit of its column.
       settings: keys of ``[model]`` that differ from their defaults.
       separator: of the sites' files.
@@ -89,6 +90,7 @@ class Answers:
     max_records: int | None = None
     solver: str | None = None
     clip_norm: float | str = 1.0
+    few_rounds: bool = False
     prior_scale: float = PRIOR_SCALE
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     separator: str = ","
@@ -115,7 +117,8 @@ class Answers:
     @property
     def rounds(self) -> int:
         """The most answers of each site."""
-        return SOLVERS[self.chosen_solver].rounds
+        able = SOLVERS[self.chosen_solver]
+        return able.few_rounds if self.few_rounds else able.rounds
 
 
 def model_of(kind: str) -> Accepted:
