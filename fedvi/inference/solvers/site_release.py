@@ -411,10 +411,9 @@ def _ghost_sum(
     blocks, terms = -(-count // block), block + 3
     limit = float_limit(clip_norm, terms, blocks, count, x.shape[1] + len(rows), mechanism)
     limit *= 1.0 - 2.0**-20
-    usable, x, slope, bend = _usable(x, slope, bend, batch.mask)
+    usable, x, slope, bend, square = _usable(x, slope, bend, batch.mask)
     with jax.enable_x64(True):
-        wide, first, second = (part.astype(jnp.float64) for part in (x, slope, bend))
-        square, second = (wide * wide).sum(axis=1), weight * second
+        first, second = slope.astype(jnp.float64), weight * bend.astype(jnp.float64)
         norm = jnp.sqrt(first**2 * square + (second * square) ** 2)
         kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
 
@@ -464,10 +463,10 @@ def _wide_sum(
       mask: bool [B], the rows that count.
     """
     rows, columns, twice = triangle
-    _, x, slope, bend = _usable(x, slope, bend, mask)
+    _, x, slope, bend, square = _usable(x, slope, bend, mask)
     with jax.enable_x64(True):
-        wide, first, second = (part.astype(jnp.float64) for part in (x, slope, bend))
-        square, second = (wide * wide).sum(axis=1), weight * second
+        wide = x.astype(jnp.float64)
+        first, second = slope.astype(jnp.float64), weight * bend.astype(jnp.float64)
         norm = jnp.sqrt(first**2 * square + (second * square) ** 2)
         kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
         product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -478,19 +477,28 @@ def _wide_sum(
         }
 
 
-def _usable(x: Any, slope: Any, bend: Any, mask: Any) -> tuple[Any, Any, Any, Any]:
-    """Returns which rows count, and the arrays with zeros in all other rows and for numbers below 2⁻¹²⁶.
+def _usable(x: Any, slope: Any, bend: Any, mask: Any) -> tuple[Any, Any, Any, Any, Any]:
+    """Returns which rows count; x, slope and bend; and ‖x‖² in float64, with zeros in all other rows.
 
-    Some devices flush such small numbers and others do not; a norm and a sum must see the same values.
+    Numbers below 2⁻¹²⁶ are zero too: some devices flush them and others do not, and a norm and a sum must
+    see the same values.
     """
-    # A NaN makes the largest number NaN. Within "all of these" XLA would compute x anew, number by number.
-    finite = jnp.isfinite(jnp.abs(x).max(axis=1))
-    usable = mask & finite & jnp.isfinite(slope) & jnp.isfinite(bend)
 
-    def normal(part: Any, kept: Any) -> Any:
-        return jnp.where(kept & (jnp.abs(part) >= _TINY), part, jnp.zeros_like(part))
+    def normal(part: Any) -> Any:
+        return jnp.where(jnp.abs(part) < _TINY, jnp.zeros_like(part), part)
 
-    return usable, normal(x, usable[:, None]), normal(slope, usable), normal(bend, usable)
+    def kept(part: Any, counts: Any) -> Any:
+        return jnp.where(counts, part, jnp.zeros_like(part))
+
+    x, slope, bend = map(normal, (x, slope, bend))
+    with jax.enable_x64(True):
+        wide = x.astype(jnp.float64)
+        square = (wide * wide).sum(axis=1)
+        # The square is finite if and only if every number is. A largest number would not tell: where
+        # there are many, XLA's maximum over them loses a NaN.
+        usable = mask & jnp.isfinite(square) & jnp.isfinite(slope) & jnp.isfinite(bend)
+        square = kept(square, usable)
+    return usable, kept(x, usable[:, None]), kept(slope, usable), kept(bend, usable), square
 
 
 def _of_draws(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:

@@ -329,6 +329,32 @@ def test_a_private_federation_reports_a_proper_posterior_and_no_projection():
     assert ((sd > 0.3) & (sd < 3.0)).all()
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_record_with_one_bad_number_is_left_out_whole_also_among_many(wide, bad):
+    """Of a regression of one's own, whose slope may not show it. XLA's maximum of many loses a NaN."""
+    mechanism, count, size = mechanisms.rounded_gaussian(1.0), 2048, 9
+    rows, columns = np.tril_indices(size)
+    twice = np.where(rows == columns, 1.0, math.sqrt(2.0))
+    triangle = rows, columns, twice if wide else twice.astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(count, size)).astype(np.float32)
+    ones, good = np.ones(count, np.float32), np.ones(count, bool)
+    places = 5 + 7 * np.arange(size)
+    good[places] = False
+
+    @jax.jit
+    def total(x, mask):
+        if wide:
+            return module._wide_sum(x, ones, ones, 1.0, triangle, 1.0, mask)
+        batch = Batch(jnp.arange(count), mask, sampling.full(count))
+        return module._ghost_sum(x, ones, ones, 1.0, triangle, 1.0, batch, mechanism).total
+
+    spoilt = x.copy()
+    spoilt[places, np.arange(size)] = bad
+    found, expected = total(spoilt, np.ones(count, bool)), total(x, good)
+    assert all(np.array_equal(found[name], expected[name]) for name in expected)
+
+
 EXTREME = (0.0, 1e-45, 1.2e-38, 1e-30, 1e-10, 1.0, 1e10, 1e30, 3.4e38, math.inf, math.nan)
 
 
