@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,12 @@ def running(
             assert not thread.is_alive()
         if failures:
             raise failures[0]
+
+
+def wait_for(happened: Callable[[], bool], seconds: float = 60.0) -> float:
+    """Waits until something is so, and returns how long it took."""
+    began = time.monotonic()
+    while not happened():
+        assert time.monotonic() - began < seconds
+        time.sleep(0.02)
+    return time.monotonic() - began

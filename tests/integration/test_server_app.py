@@ -29,7 +29,7 @@ from fedvi.store.memory import MemoryServerStore
 from fedvi.transport import bundle, status, wire
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2
 from fedvi.transport._wire import federation_pb2 as pb
-from tests.servers import answer, encoded, greeting, make_spec, running, values
+from tests.servers import answer, encoded, greeting, make_spec, running, values, wait_for
 
 LARGE = 400  # J has 1.28 MB: more than is kept in memory
 
@@ -45,15 +45,6 @@ def together(server, spec):
     for thread in threads:
         thread.join(30.0)
         assert not thread.is_alive()
-
-
-def wait_for(happened, seconds=60.0):
-    """Waits until something is so, and returns how long it took."""
-    began = time.monotonic()
-    while not happened():
-        assert time.monotonic() - began < seconds
-        time.sleep(0.02)
-    return time.monotonic() - began
 
 
 def refusal(call):

@@ -17,7 +17,7 @@ from fedvi.transport import roster as rosters
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2, health_pb2_grpc
 from fedvi.updates.base import Task
 from tests import pki
-from tests.servers import answer, greeting, make_spec, running
+from tests.servers import answer, greeting, make_spec, running, wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -302,6 +302,37 @@ def test_a_site_that_is_revoked_within_a_stream_is_out(folders, tmp_path):
                 call()
             assert "'south' was revoked on" in str(status.from_status(caught.value))
         assert not list((tmp_path / "state" / "uploads").iterdir())
+
+
+def test_a_site_that_is_revoked_after_its_last_byte_hands_nothing_in(folders, tmp_path):
+    spec = make_spec(size=400)
+    with serving(folders, tmp_path, spec) as server:
+        one = link(server, spec, "south", folders["south"])
+        one.handle(greeting(spec, "south"))
+        task = one.handle(NextTask("south")).task
+        bundled = bundle.of_payload(answer(task))
+        sha256, session = bundled.manifest.sha256, one._session
+        query = wire.query_to(wire.Query("south", task.task_id, sha256, session))
+        stub, size = (
+            server.federation(identity.channel_credentials(folders["south"])),
+            bundled.manifest.size,
+        )
+        revoked = threading.Event()
+
+        def parts():
+            yield wire.pb.SubmitPart(header=wire.header_to("south", task.task_id, 0, bundled))
+            for at, data in bundle.pieces(bundled.tensors):
+                yield wire.pb.SubmitPart(chunk=wire.chunk_to(at, data))
+            revoked.wait(20.0)
+
+        upload = stub.SubmitResult.future(parts())
+        wait_for(lambda: wire.progress_from(stub.QueryTask(query)).received == size)
+        authority.revoke(folders["ca"], "south")
+        revoked.set()
+        with pytest.raises(grpc.RpcError) as caught:
+            upload.result()
+        assert "'south' was revoked on" in str(status.from_status(caught.value))
+        assert server.app._coordinator.state.accepted == {}
 
 
 def test_an_operator_that_is_revoked_sees_no_more(folders, tmp_path):

@@ -247,6 +247,7 @@ class Federation:
                 raise Interrupted(
                     f"the upload ended after {upload.received} of {upload.size} bytes"
                 )
+            check()
             receipt = await self._hand_in(header, bundle.cut(header.manifest, upload.data()))
         except errors.TransportError:
             raise
