@@ -69,7 +69,7 @@ def read(
       LedgerError: a ledger is damaged, missing, of another client or study, or does not end at the head
         in the result.
     """
-    found: dict[str, Ledger] = {}
+    known, found = frozenset(clients), dict[str, Ledger]()
     for book in ledger_files.read(path):
         if book.ledger is None:
             raise errors.LedgerError(
@@ -77,7 +77,7 @@ def read(
                 "no statement rests on a damaged ledger: `fedvi ledger verify` says more",
             )
         header = book.ledger.header
-        if header.client not in clients or header.client in found:
+        if header.client not in known or header.client in found:
             raise errors.LedgerError(
                 f"{book.path} is of client {header.client!r}, expected one ledger of each client of the "
                 "study",

@@ -3,6 +3,7 @@
 Reads only the run's releases and its ledgers, never a record: everything here may be shown.
 """
 
+import collections
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -150,10 +151,7 @@ def gather(
         rounds_planned=_whole(study.schedule.arguments.get("rounds")),
         rounds=rounds,
         one_shot_gap=_number(result.get("one_shot_gap")),
-        sites=tuple(
-            _site(run, name, books[name], claims[name], rounds, factors.get(name))
-            for name in clients
-        ),
+        sites=_sites(run, books, claims, rounds, factors),
         influence_note=influence_note,
         noised=study.privacy.private,
         spending=report_ledgers.spending(books, claims),
@@ -411,48 +409,55 @@ def _rounds(result: Mapping[str, Any]) -> tuple[Round, ...]:
     return tuple(found)
 
 
-def _site(
+def _sites(
     run: RunFolder,
-    name: str,
-    book: Ledger,
-    claims: Sequence[Claim],
+    books: Mapping[str, Ledger],
+    claims: Mapping[str, Sequence[Claim]],
     rounds: Sequence[Round],
-    found: Mapping[str, Any] | None,
-) -> Site:
-    told = {str(row["client"]): row for row in run.result.get("privacy", ())}.get(name, {})
-    public = run.study.privacy.records_public
-    shifts = None if found is None else found["shift_in_sds"]
-    added, removed = _membership(name, rounds)
-    return Site(
-        name=name,
-        answers=sum(update.clients.count(name) for update in rounds),
-        charged=ledger.reservations(book),
-        head=str(ledger.anchor(book)),
-        stated=tuple(
-            (claim.relation, claim.epsilon, claim.delta)
-            for claim in claims
-            if claim.view == book.header.view
-        ),
-        missed=sum(update.missing.count(name) for update in rounds),
-        added=added,
-        removed=removed,
-        records=_whole(told.get("records")) if public else None,
-        share=None if found is None else _number(found["precision_share"]),
-        shifts=None if not shifts else tuple(map(float, shifts.values()))[:MOST],
-        reason="" if found is None else str(found["reason"]),
-        alone=None if found is None else _alone(found.get("alone")),
-    )
+    factors: Mapping[str, Mapping[str, Any]],
+) -> tuple[Site, ...]:
+    # Each in one pass: there may be very many sites.
+    told = {str(row["client"]): row for row in run.result.get("privacy", ())}
+    answers = collections.Counter(name for update in rounds for name in update.clients)
+    missed = collections.Counter(name for update in rounds for name in update.missing)
+    added, removed = _membership(rounds)
+    public, found = run.study.privacy.records_public, []
+    for name, book in books.items():
+        part = factors.get(name, {})
+        shifts = part.get("shift_in_sds")
+        site = Site(
+            name=name,
+            answers=answers[name],
+            charged=ledger.reservations(book),
+            head=str(ledger.anchor(book)),
+            stated=tuple(
+                (claim.relation, claim.epsilon, claim.delta)
+                for claim in claims[name]
+                if claim.view == book.header.view
+            ),
+            missed=missed[name],
+            added=added.get(name),
+            removed=removed.get(name),
+            records=_whole(told.get(name, {}).get("records")) if public else None,
+            share=_number(part.get("precision_share")),
+            shifts=None if not shifts else tuple(map(float, shifts.values()))[:MOST],
+            reason=str(part.get("reason", "")),
+            alone=_alone(part.get("alone")),
+        )
+        found.append(site)
+    return tuple(found)
 
 
-def _membership(name: str, rounds: Sequence[Round]) -> tuple[int | None, int | None]:
-    """Returns the versions at which a site joined, and at which it left for good."""
-    added = removed = None
+def _membership(rounds: Sequence[Round]) -> tuple[dict[str, int], dict[str, int]]:
+    """Returns the versions at which sites joined, and at which they left for good."""
+    added: dict[str, int] = {}
+    removed: dict[str, int] = {}
     for update in rounds:
-        if name in update.removed:
-            removed = update.version
-        if name in update.added:
+        removed |= dict.fromkeys(update.removed, update.version)
+        added |= dict.fromkeys(update.added, update.version)
+        for name in update.added:
             # One that a study of masked sums began without was removed before it joined.
-            added, removed = update.version, None
+            removed.pop(name, None)
     return added, removed
 
 
