@@ -148,7 +148,7 @@ def assemble(manifest: Manifest, data: bytes | memoryview) -> Payload:
 
 
 def cut(manifest: Manifest, data: bytes | memoryview) -> Payload:
-    """Does the same without a look at the digest, for a payload of which ``codec.decode`` checks it.
+    """Cuts a payload's bytes into its tensors, and leaves the digest to ``codec.decode``.
 
     Raises:
       ProtocolError: the size is wrong.

@@ -182,7 +182,7 @@ def check_spec(name: str, dtype: str, shape: Sequence[int], scale: float | None)
 
 def digest(event: str, tensors: Sequence[Tensor]) -> str:
     """Returns the SHA-256 over an event and tensors, in hexadecimal."""
-    hasher, short = hashlib.sha256(), b""
+    hasher, short = hashlib.sha256(), bytearray()
     for part in (event.encode(), *(p for t in tensors for p in _parts(t))):
         # The length prefix makes the encoding unambiguous.
         short += _length(part)
@@ -190,7 +190,7 @@ def digest(event: str, tensors: Sequence[Tensor]) -> str:
             short += part
             continue
         hasher.update(short)
-        short = b""
+        short.clear()
         for (piece,) in windows(np.frombuffer(part, np.uint8)):
             hasher.update(piece)
     hasher.update(short)

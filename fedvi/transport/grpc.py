@@ -332,8 +332,8 @@ class GrpcLink:
 class _Heartbeat:
     """Calls a function every so often, from one thread: a thread for each task costs more than small tasks.
 
-    The thread begins with the first task. It sleeps until a call was due, also if that task is over by
-    then, and is woken only for one that is due earlier.
+    The thread begins with the first task. The end of a task does not wake it, and the next task does only
+    if its first call is due before the thread would wake by itself.
     """
 
     def __init__(self) -> None:

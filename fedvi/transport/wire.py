@@ -387,7 +387,7 @@ def _ref(bundled: bundle.Bundle, *, bare: bool = False) -> dict[str, Any]:
 def ref_from(ref: pb.PayloadRef, field: str = "payload") -> tuple[bundle.Manifest, bytes | None]:
     """Reads a PayloadRef; returns its manifest, and the bytes if it holds them.
 
-    ``bundle.assemble`` checks the digest once all bytes have arrived.
+    ``bundle.assemble``, or ``codec.decode``, checks the digest once all bytes have arrived.
 
     Raises:
       ProtocolError: a field is wrong, or the sizes do not add up.
