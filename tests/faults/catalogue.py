@@ -146,6 +146,14 @@ _PRIVACY = (
         "unit/updates/test_noise_aware.py",
     ),
     _fault(
+        "way-as-long-as-the-prior-expects",
+        "updates/noise_aware.py",
+        "way = np.maximum(way, _whole_way(axes.T @ made, walk, left_over) ** 2)",
+        "way = np.maximum(way, 0.0)",
+        "Intervals miss coefficients that are several sds of the prior away.",
+        "unit/updates/test_noise_aware.py",
+    ),
+    _fault(
         "unknown-correlations-taken-for-none",
         "updates/supported.py",
         "return vectors, values**2 / np.maximum(values + _DOUBT * lost, _LEAST)",
