@@ -1,9 +1,10 @@
 """How often a study's default intervals cover the truth, for the worst coefficient of each kind of columns.
 
 Every simulation draws coefficients and records anew, and runs a synchronous study as `fedvi init` drafts
-it: `site_release`, `clip_norm = "auto"`, 12 rounds, prior N(0, 2.5²), substitute. Answers of the four sites
-are only ever added, so one site stands for all of them: with their records, and twice the noise of one.
-Widths are told beside those of an oracle that sees the records: sds of the normal law at their optimum.
+it where noise is not large beside the records: `site_release`, `clip_norm = "auto"`, 12 rounds, prior
+N(0, 2.5²), substitute. Answers of the four sites are only ever added, so one site stands for all of them:
+with their records, and twice the noise of one. Widths are told beside those of an oracle that sees the
+records: sds of the normal law at their optimum.
 """
 
 import math

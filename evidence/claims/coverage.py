@@ -120,9 +120,9 @@ CLAIM = Claim(
     "records, so that every coefficient's interval covers as often as it promises, whatever the "
     "columns.",
     price="Logistic regression by `site_release` with `clip_norm = \"auto\"`, {rounds} rounds, "
-    "{sites} sites, normal prior of sd {prior_sd} as `fedvi init` drafts it; substitute a record, "
-    "δ = {delta}, PLD; view: every message is seen. Coefficients are drawn from a standard normal "
-    "law anew in every simulation.",
+    "{sites} sites, normal prior of sd {prior_sd} as `fedvi init` drafts it (but it drafts fewer "
+    "rounds where noise is large); substitute a record, δ = {delta}, PLD; view: every message is "
+    "seen. Coefficients are drawn from a standard normal law anew in every simulation.",
     finds="{count} cells (a kind of columns, a number of coefficients, records and ε) have {runs} "
     "simulations each. Nominal {level} % intervals of a cell's worst coefficient cover the truth "
     "in {least} to {most} % of these; those of an oracle, which fits all records without noise, "

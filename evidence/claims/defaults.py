@@ -176,8 +176,8 @@ CLAIM = Claim(
     "private) has a larger likelihood in {below_base} of {pairs} runs.",
     verdict="corrected",
     why="It holds for tables of tens of thousands of records, not for those of about a thousand "
-    "or fewer. There a single release ranks better, though it has no intervals, and twelve rounds "
-    "have the better likelihood in {ahead_likelihood} of all {pairs} runs. Where few patients die "
+    "or fewer. There a single release ranks as well or better, though it has no intervals, and "
+    "the study has the better likelihood in {ahead_likelihood} of all {pairs} runs. Where few patients die "
     "(eicu) and every message is seen, a single run may rank worse than a coin (the lowest AUC is "
     "{message_judged_least_auc}). Where noise hides most of the curvature the prior decides: "
     "intervals then miss coefficients several of its sds from zero, as on abalone.",
