@@ -160,7 +160,7 @@ def test_a_hospital_that_is_killed_while_sums_are_masked_is_left_out_and_comes_b
     text = (ROOT / "examples" / "heart-disease" / "study-sums.toml").read_text()
     study.write_text(
         text.replace("\n[privacy]\n", "\n[privacy]\nleast_reporting = 3\n").replace(
-            "rounds = 20\n", "rounds = 150\ndeadline_seconds = 40\n"
+            "rounds = 12\n", "rounds = 150\ndeadline_seconds = 40\n"
         )
     )
     federation = federation_of(study)

@@ -481,7 +481,7 @@ def test_a_study_printed_is_a_few_lines_of_what_it_is() -> None:
             "  logistic: disease ~ age + sex + painless + chol + thalach + exang + oldpeak",
             "  ε ≤ 4 at δ = 1e-05 for one record under substitute, view message",
             "  sites 4: cleveland, budapest, switzerland, long-beach",
-            "  site_release; synchronous, 20 rounds",
+            "  site_release; synchronous, 12 rounds",
         ]
     for more in (study.summary().text(100), study._repr_html_()):
         assert "at most 400 at any site" in more
