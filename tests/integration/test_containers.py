@@ -148,8 +148,8 @@ def test_the_whole_federation_comes_up_survives_a_killed_server_and_ends(federat
             book for book in ledger(tmp_path / "server") if book["header"]["client"] == name
         )
         assert at_site[0]["anchor"] == at_server["anchor"]
-        # Twenty rounds, each charged once although the server was killed in between.
-        assert at_site[0]["reserved"] == 20
+        # Twelve rounds, each charged once although the server was killed in between.
+        assert at_site[0]["reserved"] == 12
 
 
 def test_a_hospital_that_is_killed_while_sums_are_masked_is_left_out_and_comes_back(
