@@ -339,7 +339,7 @@ def _header(source: Path | None, given: Mapping[str, Any], flag: str = "") -> "N
 
 
 def _checked(answers: Answers) -> tuple[Answers, drafting.Draft]:
-    """Returns the answers with a clip norm and rounds that suit them, and their draft, perhaps a study.
+    """Returns the answers with a clip norm and rounds that suit them, and their draft.
 
     Raises:
       ConfigError, ModelError: an answer is one that `fedvi check` would refuse.

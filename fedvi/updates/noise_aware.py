@@ -73,11 +73,11 @@ def of_sites(
     - *Report*: the mean of the steps, and its covariance, which has three parts along each axis of
       ``supported_curvature``. Let λ be the supported curvature along it, j that of J_0, and f the share
       of the way from the prior to the optimum that the steps have made. The parts are: the uncertainty
-      given the records, 1/(λ + j); the missing share of the way, (1 − f)²·w², where w² is the prior's
-      λ/(j(λ + j)), so that if noise allows no step the prior's 1/j remains, or what the way so far
-      suggests, if that is longer (``_whole_way``); and the noise in the mean of the steps, which is that of
-      each gradient (s², and (1/r − 1)·λ for sites from a share r of the records) times what later steps
-      left of it.
+      given the records, 1/(λ + j); the missing share of the way, (1 − f)²·w²; and the noise in the mean
+      of the steps. w² is λ/(j(λ + j)), as the prior expects, so that the prior's 1/j remains if noise
+      allows no step; or the square of the way that the steps suggest, if that is larger (``_whole_way``).
+      The noise in the mean is that of each gradient (s², and (1/r − 1)·λ for sites from a share r of the
+      records) times what later steps left of it.
     - *Surprise*: compares the gradient at m with its prediction by the previous gradient and the likely
       curvature along the step between them. If the log likelihood is nearly quadratic over a step, they
       differ only by noise: about 2s² a coordinate, and u'² times the squared step. If they differ by more
