@@ -9,10 +9,9 @@ Each worker keeps its own charges, secrets, noise and seals; results are the sam
 
 import collections
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from fedvi.client.worker import Outcome, Visit
@@ -66,24 +65,25 @@ class Fleet:
 
     def together(
         self, solver: LocalSolver, secrets: Sequence[bytes], task: Task, shards: Sequence[Shard]
-    ) -> list[tuple[int, Released]] | None:
+    ) -> Iterator[tuple[int, Released] | None]:
         """Computes visits of clients that share solver, task and layout of records, and have empty state.
 
-        Returns:
-          For each block of successive clients, their number and their padded release; None if these
-          visits must be computed one by one, or one of them fails.
+        Yields:
+          For each block of successive clients, their number and their padded release, while later blocks
+          are computed; None, and nothing more, if these visits must be computed one by one.
         """
-        begun: list[tuple[int, Released]] = []
+        begun: collections.deque[tuple[int, Released]] = collections.deque()
         for block in _blocks(shards[0], list(range(len(shards)))):
             places = block.places
-            if len(begun) >= _AT_ONCE:
-                jax.block_until_ready(begun[-_AT_ONCE])
             visits = [Visit(solver, "", secrets[at], (), task, shards[at]) for at in places]
             found = self._begun(visits, block)
             if found is None:
-                return None
+                yield None
+                return
             begun.append((len(places), found[1]))
-        return begun
+            if len(begun) > _AT_ONCE:
+                yield begun.popleft()
+        yield from begun
 
     def forget(self) -> None:
         """Frees the stacked records."""

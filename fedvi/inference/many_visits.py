@@ -1,7 +1,8 @@
 """Runs the visits of many clients in one compiled call.
 
-`jax.lax.map` runs one visit after the other, with the same operations on the same shapes as alone, so
-that results are the same numbers. It saves about 5 ms of Python per visit.
+`jax.lax.map` computes one visit after the other, with the same operations on the same shapes as alone, so
+that results are the same numbers. It saves about 5 ms of Python per visit. Integer noise is drawn for all
+visits side by side: whole numbers are the same in any layout.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,18 +11,30 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedvi.typing import Eta
+from fedvi.privacy.bounded import Bounded
+from fedvi.privacy.release import Released
+from fedvi.typing import Eta, Key
 from fedvi.updates.base import Task
 
 __all__ = ["apart", "by_posterior", "mapped"]
 
 
-def mapped(body: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns ``body`` mapped over arguments, keys included, that are stacked along a new first axis."""
+def mapped(
+    bounded: Callable[..., Bounded], noised: Callable[[Key, Bounded], Released]
+) -> Callable[..., Released]:
+    """Returns a function of noise keys, then the arguments of ``bounded``, stacked along a new first axis.
+
+    Args:
+      bounded: computes the total of one visit.
+      noised: releases it with the noise of a key.
+    """
 
     @jax.jit
-    def many(*stacked: Any) -> Any:
-        return jax.lax.map(lambda each: body(*each), stacked)
+    def many(noise_keys: Key, *stacked: Any) -> Released:
+        totals = jax.lax.map(lambda each: bounded(*each), stacked)
+        if totals.grid is None:  # floats need not have the same bits side by side
+            return jax.lax.map(lambda each: noised(*each), (noise_keys, totals))
+        return jax.vmap(noised)(noise_keys, totals)
 
     return many
 

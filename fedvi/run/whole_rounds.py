@@ -147,10 +147,14 @@ class WholeRounds:
         releases = [(name, name + suffix) for name in self._coordinator.spec.clients]
         secrets = self._means.root.secrets(releases)
         shards = [self._read(*release) for release in releases]
-        blocks = self._fleet.together(self._solver, secrets, task, shards)
-        if blocks is None:  # one by one, to find the client that fails
-            blocks = [self._alone(*each, task) for each in zip(secrets, shards, strict=True)]
-        parts = [codec.encode_many(released, count) for count, released in blocks]
+        parts: list[codec.Encoded] = []
+        for block in self._fleet.together(self._solver, secrets, task, shards):
+            if block is None:  # one by one, to find the client that fails
+                alone = (self._alone(*each, task) for each in zip(secrets, shards, strict=True))
+                parts = [codec.encode_many(released, count) for count, released in alone]
+                break
+            count, released = block
+            parts.append(codec.encode_many(released, count))
         for part in parts:
             check_event(self._solver, part.event)
         arrays = {

@@ -58,7 +58,7 @@ def site_release(
     clip_norm: float | Literal["auto"] = "auto",
     curvature_share: float = 0.2,
     floor: float = 1.0,
-    nodes: int = 20,
+    nodes: int = 8,
     draws: int = 8,
     foreseen: Foreseen | None = None,
 ) -> LocalSolver:
@@ -125,7 +125,8 @@ def site_release(
         drowns the curvature (100 coefficients, small ε), 0.05 is better, and intervals rest on the prior.
       floor: κ ≥ 0: the noise of one step has a norm of at most about 1/κ, in units of θ; with a survey,
         of 1/(2κ), in units of the coefficients of columns of variance 1.
-      nodes: Gauss–Hermite nodes per record, for a GLM.
+      nodes: Gauss–Hermite nodes per record, for a GLM. The sd of a predictor is capped at 1, where 8 are
+        off by less than 1e-4 of the largest slope or curvature.
       draws: Monte Carlo draws of θ, shared by all records, for any other model.
       foreseen: the public facts of the study from which "auto" follows; left out, those of a single visit.
 
@@ -190,10 +191,8 @@ def site_release(
             released = summed.by_blocks(sampling_key, noise_key, shard.records, valid, *given)
         else:
             records = single_precision(shard.records)
-            released = summed.at_once(sampling_key, noise_key, records, valid, *given, guide_key)
+            released = summed.at_once(noise_key, sampling_key, records, valid, *given, guide_key)
         return state, released, told
-
-    many = mapped(summed.at_once)
 
     def update_many(
         keys_of: Callable[[str], Key], states: list[Any], tasks: list[Task], shards: Shard
@@ -202,11 +201,12 @@ def site_release(
         if surveys or (streams and is_large(shards.mask[0])):
             return None
         # Where records have a predictor, nothing is drawn from the guide.
-        purposes = ("sampling", "noise") if streams else ("sampling", "noise", "guide")
-        sampling_keys, noise_keys, *guide_keys = map(keys_of, purposes)
+        purposes = ("noise", "sampling") if streams else ("noise", "sampling", "guide")
+        noise_keys, sampling_keys, *guide_keys = map(keys_of, purposes)
         given = by_posterior(functools.partial(_given, family), tasks)
         valid = jnp.asarray(shards.mask)
-        released = many(sampling_keys, noise_keys, shards.records, valid, *given, *guide_keys)
+        stacked = sampling_keys, shards.records, valid, *given, *guide_keys
+        released = summed.of_many(noise_keys, *stacked)
         return states, released, {"valid_units": np.count_nonzero(shards.mask, axis=1)}
 
     told: dict[str, Any] = {
@@ -308,59 +308,58 @@ def _compiled(
     in_units = not in_closed_form and has_predictor(base)
     outcomes = cast(PlausibleOutcomes, base) if isinstance(base, PlausibleOutcomes) else None
 
-    @jax.jit
-    def summed(
+    def bounded_sum(
         sampling_key: Any,
-        noise_key: Any,
         records: Any,
         valid: Any,
         mean: Any,
         root: Any,
         at: Any,
         guide_key: Any = None,
-    ) -> Released:
+    ) -> Bounded:
         batch = sampler.draw(sampling_key, valid)
         if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
             batch = filled_up(batch)
             drawn = jax.tree.map(lambda column: column[batch.indices], records)
             found = weights.of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
-            bounded = _ghost_sum(
-                *found, weight, (rows, columns, twice), clip_norm, batch, mechanism
-            )
-        else:
-            away = jax.random.normal(guide_key, (draws, family.size), mean.dtype) @ root.T
-            number = family.number_count
-            batch = filled_up(batch)
-            if in_units:  # predictors at all nodes are in memory too
-                number = max(number, nodes * records[ROWS].shape[1])
-            # A multiple of 64, see `filled_up`.
-            length = min(batch.mask.shape[0], max(64, _FORMED // number // 64 * 64))
-            parts = -(-batch.mask.shape[0] // length)
-            indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
+            return _ghost_sum(*found, weight, (rows, columns, twice), clip_norm, batch, mechanism)
+        away = jax.random.normal(guide_key, (draws, family.size), mean.dtype) @ root.T
+        number = family.number_count
+        batch = filled_up(batch)
+        if in_units:  # predictors at all nodes are in memory too
+            number = max(number, nodes * records[ROWS].shape[1])
+        # A multiple of 64, see `filled_up`.
+        length = min(batch.mask.shape[0], max(64, _FORMED // number // 64 * 64))
+        parts = -(-batch.mask.shape[0] // length)
+        indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
 
-            def vector(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:
-                gradient, hessian = _of_draws(model, thetas, record)
-                return gradient, -hessian[rows, columns] * scale
+        def vector(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:
+            gradient, hessian = _of_draws(model, thetas, record)
+            return gradient, -hessian[rows, columns] * scale
 
-            def formed(record: Any) -> dict[str, Any]:
-                narrow, kept = weights.narrow_and_kept(
-                    outcomes, mean, root, record, vector, clip_norm
+        def formed(record: Any) -> dict[str, Any]:
+            narrow, kept = weights.narrow_and_kept(outcomes, mean, root, record, vector, clip_norm)
+            thetas = mean[None, :] + narrow * away
+            gradient, curvature = vector(model, thetas, record)
+            return {"gradient": kept * gradient, "curvature": kept * curvature}
+
+        def of_part(index: Any) -> Any:
+            taken = jax.lax.dynamic_slice_in_dim(indices, index * length, length)
+            drawn = jax.tree.map(lambda column: column[taken], records)
+            if in_units:
+                return weights.of_units(
+                    base, nodes, mean, root, at, drawn, (rows, columns, scale), clip_norm
                 )
-                thetas = mean[None, :] + narrow * away
-                gradient, curvature = vector(model, thetas, record)
-                return {"gradient": kept * gradient, "curvature": kept * curvature}
+            return jax.vmap(formed)(drawn)
 
-            def of_part(index: Any) -> Any:
-                taken = jax.lax.dynamic_slice_in_dim(indices, index * length, length)
-                drawn = jax.tree.map(lambda column: column[taken], records)
-                if in_units:
-                    return weights.of_units(
-                        base, nodes, mean, root, at, drawn, (rows, columns, scale), clip_norm
-                    )
-                return jax.vmap(formed)(drawn)
+        return clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
 
-            bounded = clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
+    def noised(noise_key: Key, bounded: Bounded) -> Released:
         return release(noise_key, bounded, mechanism)
+
+    @jax.jit
+    def at_once(noise_key: Key, *arguments: Any) -> Released:
+        return noised(noise_key, bounded_sum(*arguments))
 
     # In float64, with 32-bit indices: 64-bit ones would differ with JAX's x64 mode on and off.
     triangle = rows.astype(np.int32), columns.astype(np.int32), exact
@@ -373,13 +372,15 @@ def _compiled(
         return _wide_sum(*found, weight, triangle, limit, mask)
 
     size = family.size + len(rows)
-    return _Summed(summed, noised_in_blocks(sampler, mechanism, clip_norm, size, block_sum))
+    by_blocks = noised_in_blocks(sampler, mechanism, clip_norm, size, block_sum)
+    return _Summed(at_once, mapped(bounded_sum, noised), by_blocks)
 
 
 class _Summed(NamedTuple):
-    """The noised sum of a visit: at once for a shard in memory, or in blocks of rows for a large one."""
+    """The noised sum of a shard in memory, of many such shards, and of a large one in blocks of rows."""
 
     at_once: Callable[..., Released]
+    of_many: Callable[..., Released]
     by_blocks: Callable[..., Released]
 
 

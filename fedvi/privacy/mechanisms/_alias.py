@@ -6,6 +6,7 @@ needs an extra step. Attackers who time a client's memory or computation are out
 
 import functools
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -63,10 +64,42 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
         )
     if count == 0:
         return jnp.zeros(0, jnp.int32)
-    key, rest = jax.random.split(key)
     rows = -(-count // _ROW)
     width = -(-count // rows)
-    words = jax.random.bits(key, (rows, width), jnp.uint32)
+
+    @jax.custom_batching.custom_vmap
+    def one(key: Key) -> jax.Array:
+        key, rest = jax.random.split(key)
+        words = jax.random.bits(key, (rows, width), jnp.uint32)
+
+        def further(row: jax.Array) -> jax.Array:
+            return jax.random.bits(jax.random.fold_in(rest, row), (2, width), jnp.uint32)
+
+        return _decided(law, words, further).reshape(-1)[:count]
+
+    @one.def_vmap
+    def many(size: int, batched: Any, keys: Key) -> Any:
+        # The rows of all keys are one table, so that ties of some do not cost all of them more words.
+        pairs = jax.vmap(jax.random.split)(keys)
+        words = jax.vmap(lambda key: jax.random.bits(key, (rows, width), jnp.uint32))(pairs[:, 0])
+
+        def further(row: jax.Array) -> jax.Array:
+            key = jax.random.fold_in(pairs[row // rows, 1], row % rows)
+            return jax.random.bits(key, (2, width), jnp.uint32)
+
+        found = _decided(law, words.reshape(size * rows, width), further)
+        return found.reshape(size, -1)[:, :count], True
+
+    drawn: jax.Array = one(key)
+    return drawn
+
+
+def _decided(law: str, words: jax.Array, further: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    """Turns uint32 words [rows, width] into draws of the law, int32 [rows, width].
+
+    ``further`` returns two more words for each draw of a row, uint32 [2, width]; asked where a draw ties.
+    """
+    rows = len(words)
     packed, bars_middle, bars_low = (jnp.asarray(row) for row in _packed(law))
 
     def looked_up(row: jax.Array, at: jax.Array) -> jax.Array:
@@ -81,7 +114,7 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
     together = min(rows, -(-rows // _TIED_ROWS))
 
     def below(row: jax.Array) -> jax.Array:
-        middle, low = jax.random.bits(jax.random.fold_in(rest, row), (2, width), jnp.uint32)
+        middle, low = further(row)
         middle, at = middle >> 16, column[row]
         bar_middle = looked_up(bars_middle, at)
         return (middle < bar_middle) | ((middle == bar_middle) & (low < looked_up(bars_low, at)))
@@ -96,7 +129,7 @@ def draw(law: str, key: Key, count: int) -> jax.Array:
     start = coin < bar, tied.any(axis=1)
     kept, _ = lax.while_loop(lambda state: state[1].any(), settled, start)
     magnitude = jnp.where(kept, column, entry & jnp.uint32(_MASK)).astype(jnp.int32)
-    return jnp.where((words >> 31) == 1, -magnitude, magnitude).reshape(-1)[:count]
+    return jnp.where((words >> 31) == 1, -magnitude, magnitude)
 
 
 _ROW = 1024  # draws; a tie costs two more random words for each draw of its row

@@ -79,7 +79,7 @@ def exact(data, clip_norm=math.inf):
 
 @pytest.mark.parametrize("clip_norm", [math.inf, CLIP, 0.3])
 def test_what_is_summed_is_clipped_gradients_and_curvatures(clip_norm):
-    given = solver(mechanisms.gaussian(0.0), clip_norm=clip_norm)
+    given = solver(mechanisms.gaussian(0.0), clip_norm=clip_norm, nodes=20)
     value = released(given, records())
     site = tree.add(given.finish(value, task()).delta, task().factor)
     gradient, curvature = exact(records(), clip_norm)
@@ -87,6 +87,24 @@ def test_what_is_summed_is_clipped_gradients_and_curvatures(clip_norm):
     # Float32 sums of 64 terms, clipped 5 parts in 10⁶ early.
     np.testing.assert_allclose(site.J, curvature, rtol=2e-5, atol=1e-5)
     np.testing.assert_allclose(site.h, gradient + curvature @ mean, rtol=2e-5, atol=2e-5)
+
+
+def test_the_usual_nodes_are_as_good_as_many_where_a_predictor_is_as_uncertain_as_it_may_be():
+    """Counts have the longest tails of all outcomes, in an overdispersed model."""
+    wide = task()._replace(posterior=FAMILY.from_moments(np.zeros(SIZE), 4.0 * np.eye(SIZE)))
+    counts = {**records(), "y": np.arange(RECORDS, dtype=np.float32)}
+    for model, data in (
+        (MODEL, records()),
+        (models.negative_binomial(["a", "b", "c"], dispersion=0.5), counts),
+    ):
+        few, many = (
+            solver(mechanisms.gaussian(0.0), model=model, clip_norm=math.inf, **nodes)
+            .update(random.insecure_root(0).key, (), wide, Shard(data, np.ones(RECORDS, bool)))[1]
+            .value
+            for nodes in ({}, {"nodes": 60})
+        )
+        for name, part in many.items():
+            np.testing.assert_allclose(few[name], part, atol=1e-4 * np.abs(part).max())
 
 
 def test_any_other_model_gives_the_same_by_draws():

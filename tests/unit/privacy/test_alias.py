@@ -119,13 +119,50 @@ def drawn_from(monkeypatch, name: str, cases: list) -> list[int]:
         last = [[case[0] % 2**16 << 16 for case in cases], [case[1] for case in cases]]
         return jnp.asarray(np.array(last, np.uint32))
 
+    class Alone:
+        """A function that no ``vmap`` meets, and so is not traced."""
+
+        def __init__(self, one):
+            self.one = one
+
+        def __call__(self, key):
+            return self.one(key)
+
+        def def_vmap(self, many):
+            return many
+
     with monkeypatch.context() as patch, jax.disable_jit():
+        patch.setattr(jax.custom_batching, "custom_vmap", Alone)
         patch.setattr(jax, "vmap", lambda one: lambda rows: jnp.stack([one(row) for row in rows]))
         patch.setattr(jax.random, "fold_in", lambda key, number: int(number))
         patch.setattr(jax.random, "bits", bits)
         found = _alias.draw.__wrapped__(name, random.insecure_root(0).key("a"), len(cases))
     assert asked == ([] if cases[0][1] is None else [0])
     return found.tolist()
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("count", [1, 9, 3000])
+def test_draws_of_many_keys_are_those_of_each_alone(monkeypatch, count, ties):
+    if ties:  # of one draw in 64, so that rows of some keys wait and others do not
+        table = np.zeros((3, 2**16), np.uint32)
+        table[0], table[1] = np.arange(2**16)[::-1], 2**14
+        monkeypatch.setattr(_alias, "table", lambda law: table)
+        bits = jax.random.bits
+
+        def coarse(key, shape, dtype):
+            drawn = bits(key, shape, dtype)
+            further = shape == (2, -(-count // -(-count // 1024)))
+            return drawn if further else drawn & jnp.uint32(2**31 | 63 << 16 | 2**16 - 1)
+
+        monkeypatch.setattr(jax.random, "bits", coarse)
+    keys = jax.random.split(random.insecure_root(6).key(), 50)
+
+    def one(key):
+        return _alias.draw.__wrapped__("rounded_gaussian", key, count)
+
+    side_by_side = jax.jit(jax.vmap(one))(keys)
+    np.testing.assert_array_equal(side_by_side, jax.jit(lambda k: jax.lax.map(one, k))(keys))
 
 
 def test_a_tie_is_settled_with_bits_of_its_own(monkeypatch):

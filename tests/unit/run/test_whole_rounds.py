@@ -184,12 +184,12 @@ def test_records_of_several_layouts_are_not_laid_side_by_side(monkeypatch):
     together = Fleet.together
 
     def watched(self, *arguments):
-        begun.append(together(self, *arguments))
-        return begun[-1]
+        begun.append(list(together(self, *arguments)))
+        return iter(begun[-1])
 
     monkeypatch.setattr(Fleet, "together", watched)
     result = simulate.run(study(), sources)
-    assert begun == [None] * ROUNDS
+    assert [blocks[-1] for blocks in begun] == [None] * ROUNDS
     check_equal(result, one_by_one(monkeypatch, study(), sources))
 
 
