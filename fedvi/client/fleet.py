@@ -8,18 +8,21 @@ Each worker keeps its own charges, secrets, noise and seals; results are the sam
 """
 
 import collections
-import os
-from collections.abc import Iterator, Sequence
+import contextlib
+import functools
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from fedvi.client.worker import Outcome, Visit
 from fedvi.inference.blocks import single_precision
 from fedvi.inference.many_visits import apart
+from fedvi.inference.parallel_parts import processors, side_by_side
 from fedvi.privacy import random
 from fedvi.privacy.release import Released
-from fedvi.updates.base import LocalSolver, Shard, Task
+from fedvi.updates.base import Shard
 
 __all__ = ["Fleet"]
 
@@ -27,8 +30,6 @@ __all__ = ["Fleet"]
 _BLOCK_BYTES = 32 << 20
 # How many bytes of stacked records are kept for later rounds; further blocks are stacked in each round.
 _KEPT_BYTES = 32 << 20
-# How many calls, with their records, may be in memory at once: one a core, and one that waits.
-_AT_ONCE = (os.cpu_count() or 1) + 1
 # Fewer visits than this are one block.
 _FEW = 16
 
@@ -56,58 +57,69 @@ class Fleet:
             block for places in alike.values() for block in _blocks(visits[places[0]].shard, places)
         ]
         inside = [[visits[place] for place in block.places] for block in cut]
-        begun = [self._begun(*each) for each in zip(inside, cut, strict=True)]
         outcomes: list[Any] = [None] * len(visits)
-        for block, mine, found in zip(cut, inside, begun, strict=True):
-            for place, outcome in zip(block.places, _ended(mine, found), strict=True):
+        found = self._found(zip(inside, cut, strict=True), len(cut))
+        for block, mine, each in zip(cut, inside, found, strict=True):
+            for place, outcome in zip(block.places, _ended(mine, each), strict=True):
                 outcomes[place] = outcome
         return outcomes
 
     def together(
-        self, solver: LocalSolver, secrets: Sequence[bytes], task: Task, shards: Sequence[Shard]
-    ) -> Iterator[tuple[int, Released] | None]:
+        self, shard: Shard, count: int, visits_at: Callable[[Sequence[int]], list[Visit]]
+    ) -> Generator[tuple[int, Released] | None, None, None]:
         """Computes visits of clients that share solver, task and layout of records, and have empty state.
+
+        Args:
+          shard: of any of them.
+          count: how many there are.
+          visits_at: returns the visits of some places; called for successive places, as late as possible.
 
         Yields:
           For each block of successive clients, their number and their padded release, while later blocks
           are computed; None, and nothing more, if these visits must be computed one by one.
         """
-        begun: collections.deque[tuple[int, Released]] = collections.deque()
-        for block in _blocks(shards[0], list(range(len(shards)))):
-            places = block.places
-            visits = [Visit(solver, "", secrets[at], (), task, shards[at]) for at in places]
-            found = self._begun(visits, block)
-            if found is None:
-                yield None
-                return
-            begun.append((len(places), found[1]))
-            if len(begun) > _AT_ONCE:
-                yield begun.popleft()
-        yield from begun
+        cut = _blocks(shard, list(range(count)))
+        inside = ((visits_at(block.places), block) for block in cut)
+        with contextlib.closing(self._found(inside, len(cut))) as results:
+            for block, found in zip(cut, results, strict=True):
+                if found is None:
+                    yield None
+                    return
+                yield len(block.places), found[1]
 
     def forget(self) -> None:
         """Frees the stacked records."""
         self._stacks, self._kept_bytes = {}, 0
 
-    def _begun(self, visits: list[Visit], block: "_Block") -> Any:
-        """Starts one padded block of visits of the same form; None if they must be computed one by one.
+    def _found(
+        self, blocks: Iterable[tuple[list[Visit], _Block]], count: int
+    ) -> Generator[Any, None, None]:
+        """Yields the result of each block, in order; None where its visits must be computed one by one.
 
-        JAX computes asynchronously while the next blocks are started.
+        Records are stacked in this thread, and blocks computed in several: JAX would compute calls of one
+        thread on one processor.
         """
+        calls = (self._call(*each) for each in blocks)
+        return side_by_side(_computed, calls, min(processors(), count))
+
+    def _call(self, visits: list[Visit], block: _Block) -> Callable[[], Any] | None:
+        """Prepares the call for one padded block of visits of the same form; None if there is none."""
         solver = visits[0].solver
         if solver.update_many is None or block.length == 1:
             return None
         # Pad with copies of the first visit, whose results are dropped: blocks share one compilation.
         filled = [*visits, *[visits[0]] * (block.length - len(visits))]
         try:
-            return solver.update_many(
-                lambda purpose: random.keys([visit.secret for visit in filled], purpose),
-                [visit.before for visit in filled],
-                [visit.task for visit in filled],
-                self._stack(tuple(visit.shard for visit in filled)),
-            )
-        except Exception:  # recomputing one by one, with the same numbers, finds the failed visit
+            shards = self._stack(tuple(visit.shard for visit in filled))
+        except Exception:
             return None
+        return functools.partial(
+            solver.update_many,
+            lambda purpose: random.keys([visit.secret for visit in filled], purpose),
+            [visit.before for visit in filled],
+            [visit.task for visit in filled],
+            shards,
+        )
 
     def _stack(self, shards: tuple[Shard, ...]) -> Shard:
         """Stacks the shards' records in single precision; cached by shard, up to ``_KEPT_BYTES``."""
@@ -129,6 +141,13 @@ class Fleet:
             self._kept_bytes += size
             self._stacks[name] = shards, stacked
         return stacked
+
+
+def _computed(call: Callable[[], Any] | None) -> Any:
+    try:
+        return None if call is None else jax.block_until_ready(call())
+    except Exception:  # recomputing one by one, with the same numbers, finds the failed visit
+        return None
 
 
 def _alone(visit: Visit) -> Outcome | Exception:
@@ -157,7 +176,7 @@ def _blocks(shard: Shard, places: list[int]) -> list["_Block"]:
     """
     size = sum(int(np.prod(c.shape)) * c.dtype.itemsize for c in shard.records.values())
     most = max(1, _BLOCK_BYTES // max(1, size))
-    length = min(max(_FEW, _power(len(places)) // 8), 1 << (most.bit_length() - 1))
+    length = min(max(_FEW, _power(len(places)) // 16), 1 << (most.bit_length() - 1))
     length = min(length, _power(len(places)))
     starts = range(0, len(places), length)
     return [_Block(places[start : start + length], length) for start in starts]
@@ -168,13 +187,9 @@ def _ended(visits: list[Visit], found: Any) -> list[Outcome | Exception]:
     if found is None:
         return [_alone(visit) for visit in visits]
     states, released, told = found
-    try:
-        parts = apart(released)[: len(visits)]
-    except Exception:  # JAX raises only when the numbers are read
-        return [_alone(visit) for visit in visits]
     return [
         (states[place], one, {name: value[place] for name, value in told.items()})
-        for place, one in enumerate(parts)
+        for place, one in enumerate(apart(released)[: len(visits)])
     ]
 
 

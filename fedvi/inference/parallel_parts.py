@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-__all__ = ["PARTS", "side_by_side", "striped", "thread_count"]
+__all__ = ["PARTS", "processors", "side_by_side", "striped", "thread_count"]
 
 PARTS = 4
 """The fewest parts of a batch, the same on every machine, so that no bit depends on its processors."""
@@ -19,15 +19,16 @@ _Found = TypeVar("_Found")
 
 
 def thread_count() -> int:
-    """Returns how many parts to compute at a time: the usable processors, up to ``PARTS``.
+    """Returns how many of ``PARTS`` parts to compute at a time."""
+    return min(processors(), PARTS)
 
-    An accelerator counts as one.
-    """
+
+def processors() -> int:
+    """Returns the number of usable processors. An accelerator counts as one."""
     if jax.default_backend() != "cpu":
         return 1
     can_tell = hasattr(os, "sched_getaffinity")  # not on macOS
-    usable = len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
-    return min(usable, PARTS)
+    return len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
 
 
 def striped(indices: Any, mask: Any, parts: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -64,10 +65,16 @@ def side_by_side(
     if threads == 1:
         yield from map(function, parts)
         return
+    wide = jax.enable_x64.value  # each thread has its own
+
+    def run(part: _Part) -> _Found:
+        with jax.enable_x64(wide):
+            return function(part)
+
     with ThreadPoolExecutor(threads, "part") as pool:
         begun: collections.deque[Future[_Found]] = collections.deque()
         for part in parts:
-            begun.append(pool.submit(function, part))
+            begun.append(pool.submit(run, part))
             if len(begun) == threads:
                 yield begun.popleft().result()
         while begun:

@@ -143,15 +143,23 @@ class WholeRounds:
     def _encoded(self, task: Task) -> codec.Encoded:
         """Computes all clients' answers, in the order of the study."""
         assert self._means is not None
-        suffix = f"/{task.visit}#0"
-        releases = [(name, name + suffix) for name in self._coordinator.spec.clients]
-        secrets = self._means.root.secrets(releases)
-        shards = [self._read(*release) for release in releases]
+        names, suffix = self._coordinator.spec.clients, f"/{task.visit}#0"
+        root, secrets = self._means.root, list[bytes]()
+
+        def visits_at(places: Sequence[int]) -> list[Visit]:
+            releases = [(names[at], names[at] + suffix) for at in places]
+            if places[-1] >= len(secrets):
+                secrets.extend(root.secrets(releases))
+            return [
+                Visit(self._solver, "", secrets[at], (), task, self._read(*release))
+                for at, release in zip(places, releases, strict=True)
+            ]
+
+        first, _ = self._workers[names[0]].records()
         parts: list[codec.Encoded] = []
-        for block in self._fleet.together(self._solver, secrets, task, shards):
-            if block is None:  # one by one, to find the client that fails
-                alone = (self._alone(*each, task) for each in zip(secrets, shards, strict=True))
-                parts = [codec.encode_many(released, count) for count, released in alone]
+        for block in self._fleet.together(first, len(names), visits_at):
+            if block is None:  # one by one, with the same secrets, to find the client that fails
+                parts = [_encoded_alone(*visits_at([at])) for at in range(len(names))]
                 break
             count, released = block
             parts.append(codec.encode_many(released, count))
@@ -168,10 +176,6 @@ class WholeRounds:
         self._stores[name].note_records(release_id, frozen)
         return shard
 
-    def _alone(self, secret: bytes, shard: Shard, task: Task) -> tuple[int, Any]:
-        _, released, _ = Visit(self._solver, "", secret, (), task, shard).computed()
-        return 1, jax.tree.map(lambda leaf: np.asarray(leaf)[None], released)
-
     def _agrees_with(self, books: Mapping[str, Ledger]) -> bool:
         """Whether the server's ledgers equal the clients'; if not, a greeting reports it."""
         return all(store.ledger == books.get(name) for name, store in self._stores.items())
@@ -185,6 +189,11 @@ class WholeRounds:
             self._stores[name].take_over(state.ledgers)
         if state.status not in protocol.OVER:
             self._coordinator.apply(lambda spec, state, now: sharing(spec, state))
+
+
+def _encoded_alone(visit: Visit) -> codec.Encoded:
+    _, released, _ = visit.computed()
+    return codec.encode_many(jax.tree.map(lambda leaf: np.asarray(leaf)[None], released), 1)
 
 
 def _answered(

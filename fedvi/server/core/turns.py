@@ -4,7 +4,7 @@ import collections
 import functools
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -41,6 +41,7 @@ from fedvi.updates.base import Fold, Standing
 __all__ = [
     "brings_work",
     "check_fold",
+    "check_folded",
     "committed",
     "given_up",
     "is_in_turn",
@@ -125,12 +126,7 @@ def keyed(
     return after, reply
 
 
-def check_fold(
-    spec: ServerSpec,
-    state: ServerState,
-    what: str,
-    fold: Callable[[ServerSpec, ServerState], ServerState] | None = None,
-) -> None:
+def check_fold(spec: ServerSpec, state: ServerState, what: str) -> None:
     """Makes a trial fold of the waiting answers, and discards the result.
 
     Matrices of moderate numbers may still be singular to float64. So where there are matrices, and
@@ -142,22 +138,29 @@ def check_fold(
     Args:
       state: with the answers.
       what: names the last answer in the message.
-      fold: folds them; None: as answers that wait are folded.
 
     Raises:
       ProtocolError: it cannot be folded.
     """
-    family = spec.family
-    if hasattr(family, "blocks"):
+    if hasattr(spec.family, "blocks"):
         return
     with strictly(f"{what} cannot be folded"):
-        after = (fold or _fold)(spec._replace(keep=lambda eta: eta), state)
-        handed_out = served(spec, after)
-        gap = folding.gap(family, state.round_start, reported(spec, after))
-        # The next fold begins with this computation.
-        whitened = family.whiten(handed_out, family.zeros())
-        if not (np.isfinite([*gap, *whitened]).all() and family.is_proper(handed_out)):
-            raise FloatingPointError
+        check_folded(spec, state, _fold(spec._replace(keep=lambda eta: eta), state))
+
+
+def check_folded(spec: ServerSpec, before: ServerState, after: ServerState) -> None:
+    """Checks that a fold led to numbers which the next fold can begin with; call it within ``strictly``.
+
+    Raises:
+      FloatingPointError: it did not.
+    """
+    family = spec.family
+    handed_out = served(spec, after)
+    gap = folding.gap(family, before.round_start, reported(spec, after))
+    # The next fold begins with this computation.
+    whitened = family.whiten(handed_out, family.zeros())
+    if not (np.isfinite([*gap, *whitened]).all() and family.is_proper(handed_out)):
+        raise FloatingPointError
 
 
 def brings_work(spec: ServerSpec, *states: ServerState) -> bool:

@@ -16,7 +16,7 @@ from fedvi.privacy.many_ledgers import Together, alike
 from fedvi.server.core import fold_sizes, kept, key_board
 from fedvi.server.core.fold_sizes import check_size, strictly
 from fedvi.server.core.state import ServerSpec, ServerState
-from fedvi.server.core.turns import check_fold, committed, moved_on
+from fedvi.server.core.turns import check_folded, committed, moved_on
 from fedvi.transport.codec import Encoded
 from fedvi.typing import Eta
 from fedvi.updates.base import Task
@@ -99,20 +99,21 @@ def answered(
     asked = same.with_value(task.posterior)
     staleness = (state.version - task.version,) * len(names)
 
-    def fold(spec: ServerSpec, state: ServerState) -> ServerState:
-        return committed(spec, state, deltas, asked, staleness, arrived=arrived)
-
-    state = state._replace(factors=before, visits=same, turns=same)
-    if not fold_sizes.cannot_fail(spec, state, _size(etas)):
-        check_fold(spec, state, "an answer of a round", fold)
     accepted, suffix = state.accepted, f"/{visit}#0"
     if not isinstance(accepted, _Accepted):
         accepted = _Accepted(accepted, names)
     state = state._replace(
+        factors=before,
+        visits=same,
+        turns=same,
         ledgers=books.seal(suffix, encoded.digests).mark_sent(suffix),
         accepted=accepted.plus(_Round(visit, arrived, encoded.digests)),
     )
-    return moved_on(spec, fold(spec, state))
+    with strictly("an answer of a round cannot be folded"):
+        after = committed(spec, state, deltas, asked, staleness, arrived=arrived)
+        if not fold_sizes.cannot_fail(spec, state, _size(etas)):
+            check_folded(spec, state, after)
+    return moved_on(spec, after)
 
 
 class _Round(NamedTuple):

@@ -122,18 +122,22 @@ def test_blocks_that_are_not_kept_are_stacked_in_each_round_with_the_same_bits(
     secrets = [name.encode() * 16 for name in sources]
     narrowed = fleet.single_precision
 
-    def rounds(kept_bytes, at_once):
+    def visits_at(places):
+        solver = study.solvers["c0"]
+        return [Visit(solver, "", secrets[at], (), task, shards[at]) for at in places]
+
+    def rounds(kept_bytes, threads):
         monkeypatch.setattr(fleet, "_KEPT_BYTES", kept_bytes)
-        monkeypatch.setattr(fleet, "_AT_ONCE", at_once)
+        monkeypatch.setattr(fleet, "processors", lambda: threads)
         monkeypatch.setattr(fleet, "_FEW", 2)
         made, held = [], Fleet()
         monkeypatch.setattr(
             fleet, "single_precision", lambda records: made.append(1) or narrowed(records)
         )
-        found = [held.together(study.solvers["c0"], secrets, task, shards) for _ in range(3)]
+        found = [held.together(shards[0], len(shards), visits_at) for _ in range(3)]
         return [[codec.encode_many(each, n) for n, each in blocks] for blocks in found], len(made)
 
-    (wanted, *others), _ = rounds(1 << 30, 9)
+    (wanted, *others), _ = rounds(1 << 30, 3)
     (*found,), stacked = rounds(kept_bytes, 1)
     for blocks in (*others, *found):
         assert [block.digests for block in blocks] == [block.digests for block in wanted]

@@ -8,6 +8,7 @@ import pytest
 from fedvi import errors
 from fedvi.client import inputs
 from fedvi.client.fleet import Fleet
+from fedvi.client.worker import Visit
 from fedvi.data.source import ArraySource
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
@@ -170,7 +171,7 @@ def test_rounds_after_a_survey_are_those_of_one_worker_a_site(charged, monkeypat
 @pytest.mark.parametrize("sites", [17, 21])
 def test_no_visit_of_a_round_together_is_computed_alone(sites, monkeypatch):
     alone = []
-    monkeypatch.setattr(WholeRounds, "_alone", lambda *_: alone.append(1))
+    monkeypatch.setattr(Visit, "computed", lambda *_: alone.append(1))
     clients = [{"name": name} for name in NAMES[:sites]]
     result = simulate.run(study(clients=clients), records())
     assert (len(result.history), alone) == (ROUNDS, [])
@@ -340,14 +341,14 @@ def test_a_site_whose_numbers_are_out_of_range_is_refused(charged, monkeypatch):
     assert charged == [0]
 
 
-def test_a_round_that_might_not_fold_is_folded_on_trial_with_the_same_result(charged, monkeypatch):
-    tried, check = [], whole_rounds.check_fold
+def test_a_round_that_might_not_fold_is_checked_with_the_same_result(charged, monkeypatch):
+    tried, check = [], whole_rounds.check_folded
 
-    def counted(spec, state, what, fold):
-        tried.append(state.version)
-        check(spec, state, what, fold)
+    def counted(spec, before, after):
+        tried.append(before.version)
+        check(spec, before, after)
 
-    monkeypatch.setattr(whole_rounds, "check_fold", counted)
+    monkeypatch.setattr(whole_rounds, "check_folded", counted)
     assembly, sources = study(), records()
     sure = simulate.run(assembly, sources)
     assert tried == []
