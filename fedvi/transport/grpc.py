@@ -7,10 +7,12 @@ and its user sees a slow link, not a broken one.
 
 import contextlib
 import math
+import queue
 import random
 import secrets
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -144,6 +146,8 @@ class GrpcLink:
         self._payload_limit = bundle.PAYLOAD_LIMIT
         self._fetched: OrderedDict[str, Eta] = OrderedDict()
         self._heartbeat = _Heartbeat()
+        # Otherwise the thread of a link that was dropped without `close` would never end.
+        weakref.finalize(self, self._heartbeat.close).atexit = False
 
     def handle(self, request: Request) -> Reply:
         """Sends one request and waits for its reply, as long as it takes.
@@ -316,15 +320,19 @@ class GrpcLink:
         message = wire.renew_to(Renew(self._client, task_id, self._session))
         # No retries: the next beat is the next try.
         seconds = min(interval, _CALL_SECONDS)
+        this = weakref.ref(self)
 
         def renew() -> None:
+            link = this()
+            if link is None:
+                return
             try:
-                self._stub.RenewLease(message, timeout=seconds)
+                link._stub.RenewLease(message, timeout=seconds)
             except grpc.RpcError as error:
                 # A restarted server asks for a Hello, which precedes the next request.
                 if not isinstance(status.from_status(error), errors.HelloNeeded):
                     raise
-            self._on_heard()
+            link._on_heard()
 
         self._heartbeat.start(interval, renew)
 
@@ -337,7 +345,9 @@ class _Heartbeat:
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._guard = threading.RLock()
+        # Unlike a condition, it may be used by `close` while the garbage collector runs, in any thread.
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._renew: Callable[[], object] | None = None
         self._interval, self._due, self._sleeps_until = 0.0, math.inf, math.inf
@@ -345,36 +355,37 @@ class _Heartbeat:
 
     def start(self, interval: float, renew: Callable[[], object]) -> None:
         """Calls ``renew`` every ``interval`` seconds from now on, and nothing else."""
-        with self._changed:
+        with self._guard:
             self._renew, self._interval, self._due = renew, interval, time.monotonic() + interval
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
                 self._thread.start()
             elif self._due < self._sleeps_until:
-                self._changed.notify()
+                self._wakes.put(None)
 
     def rest(self) -> None:
         """Stops the calls; one in progress ends by itself."""
-        with self._changed:
+        with self._guard:
             self._renew, self._due = None, math.inf
 
     def close(self) -> None:
         """Stops the calls, and ends the thread after a call in progress."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed = True
+        self._wakes.put(None)
 
     def _next(self) -> Callable[[], object] | None:
         """Waits until a call is due, and returns it; None once closed."""
-        with self._changed:
-            while not self._closed:
+        while not self._closed:
+            with self._guard:
                 now = time.monotonic()
                 if now >= self._due:
                     self._due = now + self._interval
                     return self._renew
                 self._sleeps_until = self._due
-                self._changed.wait(None if self._due == math.inf else self._due - now)
-            return None
+                seconds = None if self._due == math.inf else self._due - now
+            with contextlib.suppress(queue.Empty):
+                self._wakes.get(timeout=seconds)
+        return None
 
     def _run(self) -> None:
         while (renew := self._next()) is not None:
@@ -383,7 +394,7 @@ class _Heartbeat:
             except grpc.RpcError as error:
                 # A permanent refusal also applies to the answer, and is reported there.
                 if not status.is_retryable(error):
-                    with self._changed:
+                    with self._guard:
                         if self._renew is renew:
                             self._renew, self._due = None, math.inf
             except ValueError:

@@ -13,6 +13,7 @@ from fedvi.data.source import ArraySource
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.privacy import ledger as ledgers
+from fedvi.privacy.many_ledgers import Together
 from fedvi.run import simulate
 from fedvi.run.whole_rounds import WholeRounds
 from fedvi.server.core import fold_sizes, whole_rounds
@@ -129,6 +130,24 @@ def test_rounds_together_are_those_of_one_worker_a_site(seconds, columns, charge
     for mine, theirs in zip(moments, others, strict=True):
         assert mine.update == theirs.update
         assert (mine.epsilon, mine.simulated_seconds) == (theirs.epsilon, theirs.simulated_seconds)
+
+
+def test_published_counts_of_records_are_those_of_one_worker_a_site(charged, monkeypatch):
+    privacy = {"relation": "substitute", "epsilon": 1.0, "delta": 1e-5, "records_public": True}
+    assembly, sources = study(privacy={"unit": "record", **privacy}), records()
+    together = simulate.run(assembly, sources)
+    assert isinstance(together.ledgers, Together)
+    assert charged == list(range(ROUNDS))
+    apart = one_by_one(monkeypatch, assembly, sources)
+    assert not isinstance(apart.ledgers, Together)
+    assert together.sites == apart.sites
+    # No two sites have equally many, and some have less than the study declares.
+    assert {site.name: site.records for site in together.sites} == {
+        name: RECORDS - index for index, name in enumerate(NAMES)
+    }
+    for site in together.sites:
+        assert {claim.client for claim in site.claims} == {site.name}
+        assert {claim.relation for claim in site.claims} == {"substitute"}
 
 
 def test_the_server_counts_and_keeps_what_it_does_of_one_worker_a_site(monkeypatch):

@@ -1,6 +1,7 @@
 """The link over gRPC, against a real server on the loopback."""
 
 import contextlib
+import gc
 import signal
 import threading
 import time
@@ -492,10 +493,34 @@ def test_no_lease_breaks_the_heartbeat_or_makes_it_a_flood(lease, monkeypatch):
     assert 0.01 <= waits[0] <= 3600.0
 
 
-def test_one_thread_serves_the_leases_of_all_tasks_of_a_link():
-    def beating():
-        return [t for t in threading.enumerate() if t.name == "heartbeat"]
+def beating():
+    return [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
 
+
+@pytest.mark.parametrize("answers", [False, True], ids=["with_a_task", "at_rest"])
+@pytest.mark.parametrize("lease", [0.15, 60.0])
+def test_the_thread_of_a_link_that_was_dropped_ends(lease, answers):
+    others = beating()
+    server = Server([a_task()], lease_seconds=lease)
+    with serving(server) as port:
+        link = GrpcLink(f"127.0.0.1:{port}", "north", an_eta(SMALL, 0))
+        link.handle(NextTask("north"))
+        if answers:
+            link.handle(Submit("north", "north/0", a_payload()))
+        (thread,) = set(beating()).difference(others)
+        # Nothing but time would wake it, and that in 20 s, or never.
+        time.sleep(0.2)
+        assert thread.is_alive()
+        del link
+        gc.collect()
+        thread.join(5.0)
+        assert not thread.is_alive()
+        heard = len(server.named("RenewLease"))
+        time.sleep(0.2)
+        assert len(server.named("RenewLease")) == heard
+
+
+def test_one_thread_serves_the_leases_of_all_tasks_of_a_link():
     others = beating()
     server = Server([a_task()], lease_seconds=60.0)
     with connected(server) as link:
