@@ -27,7 +27,7 @@ from fedvi.updates.base import Shard
 __all__ = ["Fleet"]
 
 # How many bytes of records are computed in one call.
-_BLOCK_BYTES = 32 << 20
+_BLOCK_BYTES = 16 << 20
 # How many bytes of stacked records are kept for later rounds; further blocks are stacked in each round.
 _KEPT_BYTES = 32 << 20
 # Fewer visits than this are one block.
@@ -176,7 +176,7 @@ def _blocks(shard: Shard, places: list[int]) -> list["_Block"]:
     """
     size = sum(int(np.prod(c.shape)) * c.dtype.itemsize for c in shard.records.values())
     most = max(1, _BLOCK_BYTES // max(1, size))
-    length = min(max(_FEW, _power(len(places)) // 16), 1 << (most.bit_length() - 1))
+    length = min(max(_FEW, _power(len(places)) // 8), 1 << (most.bit_length() - 1))
     length = min(length, _power(len(places)))
     starts = range(0, len(places), length)
     return [_Block(places[start : start + length], length) for start in starts]

@@ -18,6 +18,9 @@ from fedvi.updates.base import Task
 
 __all__ = ["apart", "by_posterior", "mapped"]
 
+# For fewer visits, noise side by side saves less than the second more that it takes to compile.
+_FEW = 64
+
 
 def mapped(
     bounded: Callable[..., Bounded], noised: Callable[[Key, Bounded], Released]
@@ -32,7 +35,8 @@ def mapped(
     @jax.jit
     def many(noise_keys: Key, *stacked: Any) -> Released:
         totals = jax.lax.map(lambda each: bounded(*each), stacked)
-        if totals.grid is None:  # floats need not have the same bits side by side
+        # Floats need not have the same bits side by side.
+        if totals.grid is None or len(noise_keys) < _FEW:
             return jax.lax.map(lambda each: noised(*each), (noise_keys, totals))
         return jax.vmap(noised)(noise_keys, totals)
 
