@@ -9,7 +9,6 @@ Each worker keeps its own charges, secrets, noise and seals; results are the sam
 
 import collections
 import contextlib
-import functools
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -96,8 +95,8 @@ class Fleet:
     ) -> Generator[Any, None, None]:
         """Yields the result of each block, in order; None where its visits must be computed one by one.
 
-        Records are stacked in this thread, and blocks computed in several: JAX would compute calls of one
-        thread on one processor.
+        Calls are prepared in this thread, since Python runs in one at a time, and computed in several,
+        since JAX computes the calls of one thread one after the other.
         """
         calls = (self._call(*each) for each in blocks)
         return side_by_side(_computed, calls, min(processors(), count))
@@ -110,16 +109,14 @@ class Fleet:
         # Pad with copies of the first visit, whose results are dropped: blocks share one compilation.
         filled = [*visits, *[visits[0]] * (block.length - len(visits))]
         try:
-            shards = self._stack(tuple(visit.shard for visit in filled))
-        except Exception:
+            return solver.update_many(
+                lambda purpose: random.keys([visit.secret for visit in filled], purpose),
+                [visit.before for visit in filled],
+                [visit.task for visit in filled],
+                self._stack(tuple(visit.shard for visit in filled)),
+            )
+        except Exception:  # recomputing one by one, with the same numbers, finds the failed visit
             return None
-        return functools.partial(
-            solver.update_many,
-            lambda purpose: random.keys([visit.secret for visit in filled], purpose),
-            [visit.before for visit in filled],
-            [visit.task for visit in filled],
-            shards,
-        )
 
     def _stack(self, shards: tuple[Shard, ...]) -> Shard:
         """Stacks the shards' records in single precision; cached by shard, up to ``_KEPT_BYTES``."""
@@ -146,7 +143,7 @@ class Fleet:
 def _computed(call: Callable[[], Any] | None) -> Any:
     try:
         return None if call is None else jax.block_until_ready(call())
-    except Exception:  # recomputing one by one, with the same numbers, finds the failed visit
+    except Exception:  # as above
         return None
 
 

@@ -18,8 +18,8 @@ from fedvi.updates.base import Task
 
 __all__ = ["apart", "by_posterior", "mapped"]
 
-# For fewer visits, noise side by side saves less than the second more that it takes to compile.
-_FEW = 64
+# For fewer visits, noise side by side saves less than the seconds more that it takes to compile.
+_FEW = 512
 
 
 def mapped(

@@ -211,11 +211,12 @@ class LocalSolver(NamedTuple):
         that its client drew before (a state, if any, holds none); ``finish`` turns the sum of arrays into
         what one client with all records would have sent; and each array is noised whole numbers on the
         mechanism's grid. None: answers are folded one by one.
-      update_many: ``update`` of many clients at once, bit for bit: (keys_of, states, tasks, shards) →
-        (new states, one Released, info). Arrays of the Released and of info have a first axis for
-        clients. ``keys_of(purpose)`` is an array of the clients' keys. The shards are joined into one
-        whose columns, in single precision, and mask have a first axis for clients. If it is None, or
-        returns None, clients are visited one by one.
+      update_many: ``update`` of many clients at once, bit for bit: (keys_of, states, tasks, shards) → a
+        function without arguments, which may be called in another thread and returns (new states, one
+        Released, info). Arrays of the Released and of info have a first axis for clients.
+        ``keys_of(purpose)`` is an array of the clients' keys. The shards are joined into one whose
+        columns, in single precision, and mask have a first axis for clients. If it is None, or returns
+        None, clients are visited one by one.
       finish_many: ``finish`` of many answers at once, bit for bit, if none is a survey and their tasks
         differ only in client and factor: (released value, one of the tasks, factors) → delta. Arrays of
         the value, the factors and the delta have a first axis for clients. None: one by one.
@@ -240,7 +241,7 @@ class LocalSolver(NamedTuple):
     update_many: (
         Callable[
             [Callable[[str], Key], list[Any], list[Task], Shard],
-            "tuple[list[Any], Released, dict[str, Any]] | None",
+            "Callable[[], tuple[list[Any], Released, dict[str, Any]]] | None",
         ]
         | None
     ) = None

@@ -196,7 +196,7 @@ def site_release(
 
     def update_many(
         keys_of: Callable[[str], Key], states: list[Any], tasks: list[Task], shards: Shard
-    ) -> tuple[list[Any], Released, dict[str, Any]] | None:
+    ) -> Callable[[], tuple[list[Any], Released, dict[str, Any]]] | None:
         surveys = surveyed and any(task.coordinates is None for task in tasks)
         if surveys or (streams and is_large(shards.mask[0])):
             return None
@@ -205,9 +205,9 @@ def site_release(
         noise_keys, sampling_keys, *guide_keys = map(keys_of, purposes)
         given = by_posterior(functools.partial(_given, family), tasks)
         valid = jnp.asarray(shards.mask)
-        stacked = sampling_keys, shards.records, valid, *given, *guide_keys
-        released = summed.of_many(noise_keys, *stacked)
-        return states, released, {"valid_units": np.count_nonzero(shards.mask, axis=1)}
+        stacked = noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys
+        told = {"valid_units": np.count_nonzero(shards.mask, axis=1)}
+        return lambda: (states, summed.of_many(*stacked), told)
 
     told: dict[str, Any] = {
         "weight": weight,

@@ -12,7 +12,7 @@ import pytest
 
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
-from fedvi.inference import block_sums, solvers, weights
+from fedvi.inference import block_sums, many_visits, solvers, weights
 from fedvi.inference.units import unit_model
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.privacy.base import Batch
@@ -105,6 +105,36 @@ def test_the_usual_nodes_are_as_good_as_many_where_a_predictor_is_as_uncertain_a
         )
         for name, part in many.items():
             np.testing.assert_allclose(few[name], part, atol=1e-4 * np.abs(part).max())
+
+
+@pytest.mark.parametrize("few", [1, 100])
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        mechanisms.rounded_gaussian(0.75),
+        mechanisms.discrete_gaussian(9.0),
+        mechanisms.gaussian(2.0),
+    ],
+)
+def test_visits_of_one_call_are_those_alone_with_noise_side_by_side_or_not(
+    mechanism, few, monkeypatch
+):
+    monkeypatch.setattr(many_visits, "_FEW", few)
+    given = solver(mechanism, clip_norm=1.25 + few)  # of its own, since compiled programs are kept
+    data = [records(seed) for seed in range(5)]
+    roots, mask = [random.insecure_root(seed) for seed in range(5)], np.ones(RECORDS, bool)
+    joined = {name: np.stack([each[name] for each in data]) for name in data[0]}
+
+    def keys_of(purpose):
+        return jnp.stack([root.key(purpose) for root in roots])
+
+    call = given.update_many(keys_of, [()] * 5, [task()] * 5, Shard(joined, np.stack([mask] * 5)))
+    together = many_visits.apart(call()[1])
+    for root, each, found in zip(roots, data, together, strict=True):
+        alone = given.update(root.key, (), task(), Shard(each, mask))[1]
+        assert found.event == alone.event
+        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_any_other_model_gives_the_same_by_draws():
