@@ -95,8 +95,8 @@ class Fleet:
     ) -> Generator[Any, None, None]:
         """Yields the result of each block, in order; None where its visits must be computed one by one.
 
-        Calls are prepared in this thread, since Python runs in one at a time, and computed in several,
-        since JAX computes the calls of one thread one after the other.
+        Calls are prepared in this thread, and computed in several: JAX computes the calls of one thread
+        one after the other.
         """
         calls = (self._call(*each) for each in blocks)
         return side_by_side(_computed, calls, min(processors(), count))

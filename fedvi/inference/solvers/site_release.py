@@ -205,9 +205,9 @@ def site_release(
         noise_keys, sampling_keys, *guide_keys = map(keys_of, purposes)
         given = by_posterior(functools.partial(_given, family), tasks)
         valid = jnp.asarray(shards.mask)
-        stacked = noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys
+        call = summed.of_many(noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys)
         told = {"valid_units": np.count_nonzero(shards.mask, axis=1)}
-        return lambda: (states, summed.of_many(*stacked), told)
+        return lambda: (states, call(), told)
 
     told: dict[str, Any] = {
         "weight": weight,
@@ -380,7 +380,7 @@ class _Summed(NamedTuple):
     """The noised sum of a shard in memory, of many such shards, and of a large one in blocks of rows."""
 
     at_once: Callable[..., Released]
-    of_many: Callable[..., Released]
+    of_many: Callable[..., Callable[[], Released]]
     by_blocks: Callable[..., Released]
 
 

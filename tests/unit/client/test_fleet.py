@@ -1,5 +1,8 @@
 """Claims about visits that are computed together: the bits are those of one worker a site."""
 
+import dataclasses
+import threading
+
 import numpy as np
 import pytest
 
@@ -8,6 +11,9 @@ from fedvi.client import fleet
 from fedvi.client.fleet import Fleet
 from fedvi.client.worker import Visit
 from fedvi.data.source import ArraySource
+from fedvi.inference import solvers
+from fedvi.models.outcomes.bernoulli import Bernoulli
+from fedvi.privacy import mechanisms, sampling
 from fedvi.run import simulate, site
 from fedvi.run.whole_rounds import WholeRounds
 from fedvi.study import build
@@ -148,3 +154,25 @@ def test_blocks_that_are_not_kept_are_stacked_in_each_round_with_the_same_bits(
 def test_a_visit_shows_no_secret(study):
     visit = Visit(study.solvers["c0"], "c0/0#0", b"s" * 32, (), None, None)
     assert "sss" not in repr(visit)
+
+
+def test_a_model_is_traced_by_one_thread(study, sources, monkeypatch):
+    """NumPyro has one stack of handlers for all threads."""
+    threads, task = [], Task("c0/0", "c0", 0, 0, study.prior, study.family.zeros(), 1.0)
+    shards = [site.shard_of(study, name, source)() for name, source in sources.items()]
+
+    class Watched(Bernoulli):
+        def derivatives(self, linear_predictor, y):
+            threads.append(threading.get_ident())
+            return super().derivatives(linear_predictor, y)
+
+    model = dataclasses.replace(study.model, response=Watched())
+    whole = sampling.full(RECORDS)
+    solver = solvers.site_release(study.family, model, whole, mechanisms.rounded_gaussian(2.0))
+    visits = [Visit(solver, "", b"s" * 32, (), task, shard) for shard in shards[:4]]
+    monkeypatch.setattr(fleet, "_FEW", 2)
+    monkeypatch.setattr(fleet, "processors", lambda: 2)
+    for _ in range(2):
+        found = Fleet().together(shards[0], 4, lambda places: [visits[at] for at in places])
+        assert [count for count, _ in found] == [2, 2]
+    assert set(threads) == {threading.get_ident()}
