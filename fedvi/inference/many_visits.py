@@ -20,7 +20,7 @@ from fedvi.updates.base import Task
 __all__ = ["apart", "by_posterior", "mapped"]
 
 # For fewer visits, noise side by side saves less than the seconds more that it takes to compile.
-_FEW = 512
+_FEW = 4096
 
 
 def mapped(
