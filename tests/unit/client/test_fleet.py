@@ -1,5 +1,7 @@
 """Claims about visits that are computed together: the bits are those of one worker a site."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -111,6 +113,25 @@ def test_a_visit_that_fails_fails_alone(study, sources, monkeypatch):
         simulate.run(study, sources)
     assert isinstance(found[0], Exception)
     assert not any(isinstance(outcome, Exception) for outcome in found[1:])
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C raises, as it were."""
+
+
+def test_an_interrupt_leaves_no_thread_behind(study, sources, monkeypatch):
+    def interrupted(*_):
+        raise Interrupted
+
+    monkeypatch.setattr(fleet, "processors", lambda: 2)
+    monkeypatch.setattr(fleet, "_FEW", 2)
+    monkeypatch.setattr(fleet, "_ended", interrupted)
+    others = set(threading.enumerate())
+    # The exception is kept, as a notebook does, and with it all that its frames hold.
+    with pytest.raises(Interrupted) as kept:
+        simulate.run(study, sources)
+    assert set(threading.enumerate()) <= others
+    assert kept.type is Interrupted
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 1000, 1 << 20])
