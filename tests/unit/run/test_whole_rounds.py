@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedvi import errors
+from fedvi import errors, expfam
 from fedvi.client import fleet, inputs
 from fedvi.client.fleet import Fleet
 from fedvi.client.worker import Visit, Worker
@@ -429,6 +429,11 @@ def test_a_round_that_might_not_fold_is_checked_with_the_same_result(charged, mo
     assert tried == list(range(ROUNDS))
     check_equal(together, sure)
     check_equal(together, one_by_one(monkeypatch, assembly, sources))
+    # As one by one, independent coordinates are not checked.
+    blocks = expfam.diagonal_gaussian(2).blocks
+    monkeypatch.setattr(type(assembly.family), "blocks", blocks, raising=False)
+    check_equal(simulate.run(assembly, sources), sure)
+    assert tried == list(range(ROUNDS))
 
 
 def test_a_round_that_does_not_fold_changes_nothing(monkeypatch):
