@@ -57,10 +57,10 @@ class Fleet:
         ]
         inside = [[visits[place] for place in block.places] for block in cut]
         outcomes: list[Any] = [None] * len(visits)
-        found = self._found(zip(inside, cut, strict=True), len(cut))
-        for block, mine, each in zip(cut, inside, found, strict=True):
-            for place, outcome in zip(block.places, _ended(mine, each), strict=True):
-                outcomes[place] = outcome
+        with contextlib.closing(self._found(zip(inside, cut, strict=True), len(cut))) as found:
+            for block, mine, each in zip(cut, inside, found, strict=True):
+                for place, outcome in zip(block.places, _ended(mine, each), strict=True):
+                    outcomes[place] = outcome
         return outcomes
 
     def together(

@@ -1,8 +1,8 @@
 """Runs the visits of many clients in one compiled call.
 
 `jax.lax.map` computes one visit after the other, with the same operations on the same shapes as alone, so
-that results are the same numbers. It saves about 5 ms of Python per visit. Integer noise is drawn for all
-visits side by side: whole numbers are the same in any layout.
+that results are the same numbers. It saves about 5 ms of Python per visit. Integer noise of very many
+visits is drawn side by side: whole numbers are the same in any layout.
 """
 
 import functools
@@ -21,6 +21,8 @@ __all__ = ["apart", "by_posterior", "mapped"]
 
 # For fewer visits, noise side by side saves less than the seconds more that it takes to compile.
 _FEW = 4096
+# How many numbers' noise is drawn side by side: it takes some 30 bytes a number.
+_SIDE_BY_SIDE = 1 << 20
 
 
 def mapped(
@@ -40,9 +42,9 @@ def mapped(
     def many(noise_keys: Key, *stacked: Any) -> Released:
         totals = jax.lax.map(lambda each: bounded(*each), stacked)
         # Floats need not have the same bits side by side.
-        if totals.grid is None or len(noise_keys) < _FEW:
-            return jax.lax.map(lambda each: noised(*each), (noise_keys, totals))
-        return jax.vmap(noised)(noise_keys, totals)
+        alone = totals.grid is None or len(noise_keys) < _FEW
+        together = None if alone else _together(totals)
+        return jax.lax.map(lambda each: noised(*each), (noise_keys, totals), batch_size=together)
 
     programs: dict[Any, Callable[..., Released]] = {}
 
@@ -54,6 +56,13 @@ def mapped(
         return functools.partial(programs[kind], *arguments)
 
     return prepared
+
+
+def _together(totals: Bounded) -> int:
+    """Returns for how many visits to draw noise side by side: a power of two, as blocks of visits are."""
+    leaves = jax.tree.leaves(totals)
+    numbers = sum(leaf.size for leaf in leaves) // len(leaves[0])
+    return 1 << (max(1, _SIDE_BY_SIDE // numbers).bit_length() - 1)
 
 
 def apart(stacked: Any) -> list[Any]:

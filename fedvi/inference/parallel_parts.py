@@ -65,10 +65,19 @@ def side_by_side(
     if threads == 1:
         yield from map(function, parts)
         return
+    wide = jax.enable_x64.value  # each thread has its own
+
+    def run(part: _Part) -> _Found:
+        # A context that sets what holds anyway would have programs traced again.
+        if jax.enable_x64.value == wide:
+            return function(part)
+        with jax.enable_x64(wide):
+            return function(part)
+
     with ThreadPoolExecutor(threads, "part") as pool:
         begun: collections.deque[Future[_Found]] = collections.deque()
         for part in parts:
-            begun.append(pool.submit(function, part))
+            begun.append(pool.submit(run, part))
             if len(begun) == threads:
                 yield begun.popleft().result()
         while begun:

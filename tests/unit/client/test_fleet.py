@@ -119,6 +119,25 @@ def test_a_visit_that_fails_fails_alone(study, sources, monkeypatch):
     assert not any(isinstance(outcome, Exception) for outcome in found[1:])
 
 
+class Interrupted(BaseException):
+    """What Ctrl-C raises, as it were."""
+
+
+def test_an_interrupt_leaves_no_thread_behind(study, sources, monkeypatch):
+    def interrupted(*_):
+        raise Interrupted
+
+    monkeypatch.setattr(fleet, "processors", lambda: 2)
+    monkeypatch.setattr(fleet, "_FEW", 2)
+    monkeypatch.setattr(fleet, "_ended", interrupted)
+    others = set(threading.enumerate())
+    # The exception is kept, as a notebook does, and with it all that its frames hold.
+    with pytest.raises(Interrupted) as kept:
+        simulate.run(study, sources)
+    assert set(threading.enumerate()) <= others
+    assert kept.type is Interrupted
+
+
 @pytest.mark.parametrize("kept_bytes", [0, 1000, 1 << 20])
 def test_blocks_that_are_not_kept_are_stacked_in_each_round_with_the_same_bits(
     study, sources, monkeypatch, kept_bytes

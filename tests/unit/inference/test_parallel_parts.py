@@ -3,6 +3,8 @@
 import threading
 import time
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -56,6 +58,15 @@ def test_answers_come_in_order_and_few_parts_are_open(threads):
 def test_threads_are_computed_at_the_same_time():
     both = threading.Barrier(2, timeout=60.0)
     assert list(side_by_side(lambda _: both.wait() >= 0, range(4), 2)) == [True] * 4
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_part_has_the_precision_of_the_caller(threads, wide):
+    """JAX's x64 mode is of a thread, and numbers would depend on how many threads there are."""
+    with jax.enable_x64(wide):
+        found = list(side_by_side(lambda _: jnp.zeros(1, float).dtype.itemsize, range(4), threads))
+    assert found == [8 if wide else 4] * 4
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -89,22 +89,39 @@ def test_what_is_summed_is_clipped_gradients_and_curvatures(clip_norm):
     np.testing.assert_allclose(site.h, gradient + curvature @ mean, rtol=2e-5, atol=2e-5)
 
 
-def test_the_usual_nodes_are_as_good_as_many_where_a_predictor_is_as_uncertain_as_it_may_be():
-    """Counts have the longest tails of all outcomes, in an overdispersed model."""
+@pytest.mark.parametrize(
+    ("kind", "units", "clip_norm", "off"),
+    [
+        ("logistic", False, math.inf, 1e-4),
+        ("poisson", False, math.inf, 1e-4),
+        ("negative_binomial", False, math.inf, 1e-4),
+        ("binomial", True, math.inf, 1e-4),
+        # The longest slope of few trials has a kink.
+        ("logistic", False, 0.3, 0.02),
+    ],
+)
+def test_the_usual_nodes_are_as_good_as_many_where_a_predictor_is_as_uncertain_as_it_may_be(
+    kind, units, clip_norm, off
+):
     wide = task()._replace(posterior=FAMILY.from_moments(np.zeros(SIZE), 4.0 * np.eye(SIZE)))
-    counts = {**records(), "y": np.arange(RECORDS, dtype=np.float32)}
-    for model, data in (
-        (MODEL, records()),
-        (models.negative_binomial(["a", "b", "c"], dispersion=0.5), counts),
-    ):
-        few, many = (
-            solver(mechanisms.gaussian(0.0), model=model, clip_norm=math.inf, **nodes)
-            .update(random.insecure_root(0).key, (), wide, Shard(data, np.ones(RECORDS, bool)))[1]
-            .value
-            for nodes in ({}, {"nodes": 60})
-        )
-        for name, part in many.items():
-            np.testing.assert_allclose(few[name], part, atol=1e-4 * np.abs(part).max())
+    settings = {"dispersion": 0.5} if kind == "negative_binomial" else {}
+    data, model = records(), getattr(models, kind)(["a", "b", "c"], **settings)
+    if kind != "logistic":
+        data["y"] = np.arange(RECORDS, dtype=np.float32)
+    if kind == "binomial":
+        data["y"] = np.stack([data["y"] % 3, data["y"] % 5], axis=1)
+    if units:
+        model = unit_model(model)
+        data = {name: np.stack([part, part[::-1]], axis=1) for name, part in data.items()}
+        data[ROWS] = np.ones((RECORDS, 2), bool)
+    few, many = (
+        solver(mechanisms.gaussian(0.0), model=model, clip_norm=clip_norm, **nodes)
+        .update(random.insecure_root(0).key, (), wide, Shard(data, np.ones(RECORDS, bool)))[1]
+        .value
+        for nodes in ({}, {"nodes": 60})
+    )
+    for name, part in many.items():
+        np.testing.assert_allclose(few[name], part, atol=off * np.abs(part).max())
 
 
 @pytest.mark.parametrize("few", [1, 100])

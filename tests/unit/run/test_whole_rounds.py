@@ -5,14 +5,15 @@ import dataclasses
 import numpy as np
 import pytest
 
-from fedvi import errors
-from fedvi.client import inputs
+from fedvi import errors, expfam
+from fedvi.client import fleet, inputs
 from fedvi.client.fleet import Fleet
-from fedvi.client.worker import Visit
+from fedvi.client.worker import Visit, Worker
 from fedvi.data.source import ArraySource
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.privacy import ledger as ledgers
+from fedvi.privacy import random
 from fedvi.privacy.many_ledgers import Together
 from fedvi.run import simulate
 from fedvi.run.whole_rounds import WholeRounds
@@ -246,8 +247,55 @@ def test_a_ledger_that_the_server_does_not_know_is_found_by_a_greeting(charged, 
     assert charged == []
 
 
-class Interrupted(BaseException):
-    """What Ctrl-C raises, as it were."""
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("failing", [1, 0], ids=["first", "later"])
+def test_a_round_of_which_a_block_fails_is_that_of_one_worker_a_site(
+    threads, failing, charged, monkeypatch
+):
+    monkeypatch.setattr(fleet, "processors", lambda: threads)
+    made, drawn, call, secrets = [], [], Fleet._call, random.Root.secrets
+
+    def broken(self, visits, block):
+        made.append(block)
+        return None if len(made) % 2 == failing else call(self, visits, block)
+
+    def watched(self, labels):
+        drawn.extend(labels)
+        return secrets(self, labels)
+
+    assembly, sources = study(), records()
+    with monkeypatch.context() as patched:
+        patched.setattr(Fleet, "_call", broken)
+        patched.setattr(random.Root, "secrets", watched)
+        together = simulate.run(assembly, sources)
+    assert charged == list(range(ROUNDS))
+    # With the secrets that the blocks had.
+    assert sorted(drawn) == sorted(
+        (name, f"{name}/{visit}#0") for name in NAMES for visit in range(ROUNDS)
+    )
+    check_equal(together, one_by_one(monkeypatch, assembly, sources))
+
+
+def test_records_that_change_before_a_block_is_computed_anew_are_refused(stores, monkeypatch):
+    made, call, read = [], Fleet._call, Worker.records
+
+    def changed(self):
+        shard, _ = read(self)
+        shard = shard._replace(records={**shard.records, "x": shard.records["x"] + 1.0})
+        return shard, self._digest(shard)
+
+    def broken(self, visits, block):
+        made.append(block)
+        if len(made) == 1:
+            return call(self, visits, block)
+        monkeypatch.setattr(Worker, "records", changed)
+        return None
+
+    monkeypatch.setattr(Fleet, "_call", broken)
+    with pytest.raises(errors.PrivacyError, match="the records are not those"):
+        simulate.run(study(), records())
+    # Charged, and nothing was sent.
+    assert {len(store.ledger.entries) for store in stores.values()} == {1}
 
 
 @pytest.fixture
@@ -260,6 +308,10 @@ def stores(monkeypatch):
 
     monkeypatch.setattr(simulate, "_stores", kept)
     return found
+
+
+class Interrupted(BaseException):
+    """What Ctrl-C raises, as it were."""
 
 
 def test_clients_hold_their_ledgers_after_the_end(stores):
@@ -280,15 +332,16 @@ def test_a_client_takes_over_no_ledger_that_does_not_extend_its_own(stores):
 def test_what_was_charged_stays_charged_at_the_clients_if_a_round_is_interrupted(
     stores, monkeypatch
 ):
-    together, calls = Fleet.together, []
+    # In the second round, when one of two blocks was computed.
+    call, calls = Fleet._call, []
 
     def interrupted(self, *arguments):
         calls.append(1)
-        if len(calls) == 2:
+        if len(calls) == 4:
             raise Interrupted
-        return together(self, *arguments)
+        return call(self, *arguments)
 
-    monkeypatch.setattr(Fleet, "together", interrupted)
+    monkeypatch.setattr(Fleet, "_call", interrupted)
     with pytest.raises(Interrupted):
         simulate.run(study(), records())
     for store in stores.values():
@@ -376,6 +429,11 @@ def test_a_round_that_might_not_fold_is_checked_with_the_same_result(charged, mo
     assert tried == list(range(ROUNDS))
     check_equal(together, sure)
     check_equal(together, one_by_one(monkeypatch, assembly, sources))
+    # As one by one, independent coordinates are not checked.
+    blocks = expfam.diagonal_gaussian(2).blocks
+    monkeypatch.setattr(type(assembly.family), "blocks", blocks, raising=False)
+    check_equal(simulate.run(assembly, sources), sure)
+    assert tried == list(range(ROUNDS))
 
 
 def test_a_round_that_does_not_fold_changes_nothing(monkeypatch):
