@@ -96,10 +96,10 @@ class Fleet:
         """Yields the result of each block, in order; None where its visits must be computed one by one.
 
         Calls are prepared in this thread, and computed in several: JAX computes the calls of one thread
-        one after the other.
+        one after the other. Two threads keep an accelerator at work while the next call is prepared.
         """
         calls = (self._call(*each) for each in blocks)
-        return side_by_side(_computed, calls, min(processors(), count))
+        return side_by_side(_computed, calls, min(max(2, processors()), count))
 
     def _call(self, visits: list[Visit], block: _Block) -> Callable[[], Any] | None:
         """Prepares the call for one padded block of visits of the same form; None if there is none."""
