@@ -162,7 +162,7 @@ def vectors(
     With a clip norm, weighed so that none would be longer for either outcome.
     """
     x, y = (np.asarray(shard.records[name])[shard.mask] for name in ("x", "y"))
-    points, shares = np.polynomial.hermite_e.hermegauss(20)
+    points, shares = np.polynomial.hermite_e.hermegauss(8)
     shares = shares / shares.sum()
     spread = np.minimum(np.sqrt(np.einsum("ni,ij,nj->n", x, covariance, x)), 1.0)
     chance = 1.0 / (1.0 + np.exp(-(x @ mean)[:, None] - spread[:, None] * points))
