@@ -13,6 +13,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedvi.client.worker import Outcome, Visit
@@ -97,11 +98,16 @@ class Fleet:
 
         Calls are prepared in this thread, and computed in several: JAX computes the calls of one thread
         one after the other. Two threads keep an accelerator at work while the next call is prepared.
+        Blocks are dealt out to the devices in turn.
         """
-        calls = (self._call(*each) for each in blocks)
-        return side_by_side(_computed, calls, min(max(2, processors()), count))
+        devices = _devices()
+        calls = (
+            self._call(*each, devices[place % len(devices)]) for place, each in enumerate(blocks)
+        )
+        threads = max(2, processors(), len(devices))
+        return side_by_side(_computed, calls, min(threads, count))
 
-    def _call(self, visits: list[Visit], block: _Block) -> Callable[[], Any] | None:
+    def _call(self, visits: list[Visit], block: _Block, device: Any) -> Callable[[], Any] | None:
         """Prepares the call for one padded block of visits of the same form; None if there is none."""
         solver = visits[0].solver
         if solver.update_many is None or block.length == 1:
@@ -109,12 +115,13 @@ class Fleet:
         # Pad with copies of the first visit, whose results are dropped: blocks share one compilation.
         filled = [*visits, *[visits[0]] * (block.length - len(visits))]
         try:
-            return solver.update_many(
-                lambda purpose: random.keys([visit.secret for visit in filled], purpose),
-                [visit.before for visit in filled],
-                [visit.task for visit in filled],
-                self._stack(tuple(visit.shard for visit in filled)),
-            )
+            with jax.default_device(device):
+                return solver.update_many(
+                    lambda purpose: random.keys([visit.secret for visit in filled], purpose),
+                    [visit.before for visit in filled],
+                    [visit.task for visit in filled],
+                    self._stack(tuple(visit.shard for visit in filled)),
+                )
         except Exception:  # recomputing one by one, with the same numbers, finds the failed visit
             return None
 
@@ -138,6 +145,13 @@ class Fleet:
             self._kept_bytes += size
             self._stacks[name] = shards, stacked
         return stacked
+
+
+def _devices() -> list[Any]:
+    """Returns the devices of this process, or the one that a caller chose by ``jax.default_device``."""
+    (chosen,) = jnp.zeros(()).devices()
+    found = jax.local_devices()
+    return found if chosen == found[0] else [chosen]
 
 
 def _computed(call: Callable[[], Any] | None) -> Any:

@@ -48,9 +48,11 @@ def mapped(
 
     programs: dict[Any, Callable[..., Released]] = {}
 
-    def prepared(*arguments: Any) -> Callable[[], Released]:
+    def prepared(noise_keys: Key, *stacked: Any) -> Callable[[], Released]:
+        arguments = noise_keys, *stacked
         leaves, structure = jax.tree.flatten(arguments)
-        kind = structure, *((leaf.shape, leaf.dtype) for leaf in leaves), jax.enable_x64.value
+        where = *noise_keys.devices(), jax.enable_x64.value
+        kind = structure, *((leaf.shape, leaf.dtype) for leaf in leaves), where
         if kind not in programs:
             programs[kind] = many.lower(*arguments).compile()
         return functools.partial(programs[kind], *arguments)

@@ -255,9 +255,9 @@ def test_a_round_of_which_a_block_fails_is_that_of_one_worker_a_site(
     monkeypatch.setattr(fleet, "processors", lambda: threads)
     made, drawn, call, secrets = [], [], Fleet._call, random.Root.secrets
 
-    def broken(self, visits, block):
+    def broken(self, *block):
         made.append(block)
-        return None if len(made) % 2 == failing else call(self, visits, block)
+        return None if len(made) % 2 == failing else call(self, *block)
 
     def watched(self, labels):
         drawn.extend(labels)
@@ -284,10 +284,10 @@ def test_records_that_change_before_a_block_is_computed_anew_are_refused(stores,
         shard = shard._replace(records={**shard.records, "x": shard.records["x"] + 1.0})
         return shard, self._digest(shard)
 
-    def broken(self, visits, block):
+    def broken(self, *block):
         made.append(block)
         if len(made) == 1:
-            return call(self, visits, block)
+            return call(self, *block)
         monkeypatch.setattr(Worker, "records", changed)
         return None
 
