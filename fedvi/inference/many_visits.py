@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from fedvi.inference.parallel_parts import is_wide
 from fedvi.privacy.bounded import Bounded
 from fedvi.privacy.release import Released
 from fedvi.typing import Eta, Key
@@ -51,7 +52,7 @@ def mapped(
     def prepared(noise_keys: Key, *stacked: Any) -> Callable[[], Released]:
         arguments = noise_keys, *stacked
         leaves, structure = jax.tree.flatten(arguments)
-        where = *noise_keys.devices(), jax.enable_x64.value
+        where = *noise_keys.devices(), is_wide()
         kind = structure, *((leaf.shape, leaf.dtype) for leaf in leaves), where
         if kind not in programs:
             programs[kind] = many.lower(*arguments).compile()

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-__all__ = ["PARTS", "processors", "side_by_side", "striped", "thread_count"]
+__all__ = ["PARTS", "is_wide", "processors", "side_by_side", "striped", "thread_count"]
 
 PARTS = 4
 """The fewest parts of a batch, the same on every machine, so that no bit depends on its processors."""
@@ -29,6 +29,11 @@ def processors() -> int:
         return 1
     can_tell = hasattr(os, "sched_getaffinity")  # not on macOS
     return len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
+
+
+def is_wide() -> bool:
+    """Whether JAX's x64 mode is on in this thread."""
+    return bool(jax.dtypes.canonicalize_dtype(np.float64) == np.float64)
 
 
 def striped(indices: Any, mask: Any, parts: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -65,11 +70,11 @@ def side_by_side(
     if threads == 1:
         yield from map(function, parts)
         return
-    wide = jax.enable_x64.value  # each thread has its own
+    wide = is_wide()  # each thread has a mode of its own
 
     def run(part: _Part) -> _Found:
         # A context that sets what holds anyway would have programs traced again.
-        if jax.enable_x64.value == wide:
+        if is_wide() == wide:
             return function(part)
         with jax.enable_x64(wide):
             return function(part)
