@@ -157,7 +157,7 @@ def _devices() -> list[Any]:
 def _computed(call: Callable[[], Any] | None) -> Any:
     try:
         return None if call is None else jax.block_until_ready(call())
-    except Exception:  # as above
+    except Exception:  # found again, and reported, when the visits are computed one by one
         return None
 
 
