@@ -13,13 +13,12 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedvi.client.worker import Outcome, Visit
 from fedvi.inference.blocks import single_precision
 from fedvi.inference.many_visits import apart
-from fedvi.inference.parallel_parts import processors, side_by_side
+from fedvi.inference.parallel_parts import on_devices, processors, thread_count
 from fedvi.privacy import random
 from fedvi.privacy.release import Released
 from fedvi.updates.base import Shard
@@ -94,20 +93,11 @@ class Fleet:
     def _found(
         self, blocks: Iterable[tuple[list[Visit], _Block]], count: int
     ) -> Generator[Any, None, None]:
-        """Yields the result of each block, in order; None where its visits must be computed one by one.
+        """Yields the result of each block, in order; None where its visits must be computed one by one."""
+        threads = min(max(thread_count(), processors()), count)
+        return on_devices(lambda each: _computed(self._call(*each)), blocks, threads)
 
-        Calls are prepared in this thread, and computed in several: JAX computes the calls of one thread
-        one after the other. Two threads keep an accelerator at work while the next call is prepared.
-        Blocks are dealt out to the devices in turn.
-        """
-        devices = _devices()
-        calls = (
-            self._call(*each, devices[place % len(devices)]) for place, each in enumerate(blocks)
-        )
-        threads = max(2, processors(), len(devices))
-        return side_by_side(_computed, calls, min(threads, count))
-
-    def _call(self, visits: list[Visit], block: _Block, device: Any) -> Callable[[], Any] | None:
+    def _call(self, visits: list[Visit], block: _Block) -> Callable[[], Any] | None:
         """Prepares the call for one padded block of visits of the same form; None if there is none."""
         solver = visits[0].solver
         if solver.update_many is None or block.length == 1:
@@ -115,13 +105,12 @@ class Fleet:
         # Pad with copies of the first visit, whose results are dropped: blocks share one compilation.
         filled = [*visits, *[visits[0]] * (block.length - len(visits))]
         try:
-            with jax.default_device(device):
-                return solver.update_many(
-                    lambda purpose: random.keys([visit.secret for visit in filled], purpose),
-                    [visit.before for visit in filled],
-                    [visit.task for visit in filled],
-                    self._stack(tuple(visit.shard for visit in filled)),
-                )
+            return solver.update_many(
+                lambda purpose: random.keys([visit.secret for visit in filled], purpose),
+                [visit.before for visit in filled],
+                [visit.task for visit in filled],
+                self._stack(tuple(visit.shard for visit in filled)),
+            )
         except Exception:  # recomputing one by one, with the same numbers, finds the failed visit
             return None
 
@@ -147,18 +136,16 @@ class Fleet:
         return stacked
 
 
-def _devices() -> list[Any]:
-    """Returns the devices of this process, or the one that a caller chose by ``jax.default_device``."""
-    (chosen,) = jnp.zeros(()).devices()
-    found = jax.local_devices()
-    return found if chosen == found[0] else [chosen]
+def _computed(call: Callable[[], Any] | None) -> Callable[[], Any]:
+    """Returns a call that returns None if ``call`` is None or fails."""
 
+    def found() -> Any:
+        try:
+            return None if call is None else jax.block_until_ready(call())
+        except Exception:  # found again, and reported, when the visits are computed one by one
+            return None
 
-def _computed(call: Callable[[], Any] | None) -> Any:
-    try:
-        return None if call is None else jax.block_until_ready(call())
-    except Exception:  # found again, and reported, when the visits are computed one by one
-        return None
+    return found
 
 
 def _alone(visit: Visit) -> Outcome | Exception:

@@ -1,11 +1,13 @@
-"""Computes the noised sum of a visit block by block in float64, for shards of any size."""
+"""Computes the noised sum of a visit block by block in float64, for shards of any size, on all devices."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
 from fedvi.inference.blocks import BLOCK, blocks_of, length_of, single_precision
+from fedvi.inference.parallel_parts import ahead, on_devices, thread_count
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.bounded import float_limit, float_sum_of
 from fedvi.privacy.release import Released, release
@@ -32,10 +34,11 @@ def noised_in_blocks(
       sampler, mechanism, clip_norm: those of the visit.
       size: how many numbers a record's vector has.
       block_sum: ``(*given, records, mask, limit)`` → the float64 sum of the vectors of a block's rows.
-        It must clip each vector to norm ``limit``, with a relative error of at most 2⁻²⁰ in float64, and
-        use at most eight roundings a term.
+        It is compiled here, with ``limit`` a constant. It must clip each vector to norm ``limit``, with a
+        relative error of at most 2⁻²⁰ in float64, and use at most eight roundings a term.
     """
     draw = jax.jit(sampler.draw)
+    prepared = ahead(jax.jit(block_sum, static_argnames="limit"))
     noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
 
     def by_blocks(
@@ -49,11 +52,15 @@ def noised_in_blocks(
         blocks, terms = -(-count // length), length + _ROUNDINGS
         limit = float_limit(clip_norm, terms, blocks, count, size, mechanism, double=True)
         limit *= 1.0 - 2.0**-20
-        sums = (
-            block_sum(*given, single_precision(block.records), block.mask, limit)
-            for block in blocks_of(records, batch.indices, batch.mask, length)
+        sums = on_devices(
+            lambda block: prepared(
+                *given, single_precision(block.records), block.mask, limit=limit
+            ),
+            blocks_of(records, batch.indices, batch.mask, length),
+            min(thread_count(), blocks),
         )
-        bounded = float_sum_of(sums, blocks, terms, clip_norm, count, sampler, mechanism)
+        with contextlib.closing(sums):
+            bounded = float_sum_of(sums, blocks, terms, clip_norm, count, sampler, mechanism)
         return noised(noise_key, bounded)
 
     return by_blocks

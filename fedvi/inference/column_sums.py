@@ -1,6 +1,5 @@
 """Noised sums of columns and of their squares: the survey that opens a study of a regression."""
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -49,7 +48,6 @@ def noised_column_sums(
     share = np.where(np.arange(size) == constant, emphasis, 1.0) / unit
     share = np.tile(share, 2)[None, :]
 
-    @functools.partial(jax.jit, static_argnames="limit")
     def block_sum(records: Any, mask: Any, limit: float) -> dict[str, Any]:
         # [B, R, D]: the rows of a unit, or the one row of a record.
         x, stands = records["x"], records.get(ROWS)

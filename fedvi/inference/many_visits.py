@@ -5,14 +5,13 @@ that results are the same numbers. It saves about 5 ms of Python per visit. Inte
 visits is drawn side by side: whole numbers are the same in any layout.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from fedvi.inference.parallel_parts import is_wide
+from fedvi.inference.parallel_parts import ahead
 from fedvi.privacy.bounded import Bounded
 from fedvi.privacy.release import Released
 from fedvi.typing import Eta, Key
@@ -31,8 +30,7 @@ def mapped(
 ) -> Callable[..., Callable[[], Released]]:
     """Returns a function of noise keys, then the arguments of ``bounded``, stacked along a new first axis.
 
-    It returns the call of a compiled program, which any thread may make. Programs are traced where the
-    function is called, never by several threads at once: NumPyro has one stack of handlers for all.
+    It returns the call of a compiled program, which any thread may make (`ahead`).
 
     Args:
       bounded: computes the total of one visit.
@@ -47,18 +45,7 @@ def mapped(
         together = None if alone else _together(totals)
         return jax.lax.map(lambda each: noised(*each), (noise_keys, totals), batch_size=together)
 
-    programs: dict[Any, Callable[..., Released]] = {}
-
-    def prepared(noise_keys: Key, *stacked: Any) -> Callable[[], Released]:
-        arguments = noise_keys, *stacked
-        leaves, structure = jax.tree.flatten(arguments)
-        where = *noise_keys.devices(), is_wide()
-        kind = structure, *((leaf.shape, leaf.dtype) for leaf in leaves), where
-        if kind not in programs:
-            programs[kind] = many.lower(*arguments).compile()
-        return functools.partial(programs[kind], *arguments)
-
-    return prepared
+    return ahead(many)
 
 
 def _together(totals: Bounded) -> int:

@@ -1,15 +1,28 @@
-"""Computes parts of a batch on several processors, for programs that XLA would run on one."""
+"""Computes parts of a batch on several processors or devices, for programs that XLA would run on one."""
 
 import collections
+import functools
 import os
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["PARTS", "is_wide", "processors", "side_by_side", "striped", "thread_count"]
+__all__ = [
+    "PARTS",
+    "added_on_devices",
+    "ahead",
+    "devices",
+    "is_wide",
+    "on_devices",
+    "processors",
+    "side_by_side",
+    "striped",
+    "thread_count",
+]
 
 PARTS = 4
 """The fewest parts of a batch, the same on every machine, so that no bit depends on its processors."""
@@ -19,16 +32,29 @@ _Found = TypeVar("_Found")
 
 
 def thread_count() -> int:
-    """Returns how many of ``PARTS`` parts to compute at a time."""
-    return min(processors(), PARTS)
+    """Returns how many parts to compute at a time, so that all processors and devices are at work.
+
+    Of processors that count as one device at most ``PARTS``, for the sake of memory; of accelerators two
+    parts each, so that one is prepared while the other is computed.
+    """
+    found = devices()
+    if found[0].platform != "cpu":
+        return 2 * len(found)
+    return max(min(processors(), PARTS), len(found))
 
 
 def processors() -> int:
-    """Returns the number of usable processors. An accelerator counts as one."""
-    if jax.default_backend() != "cpu":
-        return 1
+    """Returns the number of usable processors."""
     can_tell = hasattr(os, "sched_getaffinity")  # not on macOS
     return len(os.sched_getaffinity(0)) if can_tell else os.cpu_count() or 1
+
+
+def devices() -> list[Any]:
+    """Returns the devices of this process, or the one that a caller chose by ``jax.default_device``."""
+    with jax.ensure_compile_time_eval():  # within a trace, too
+        (chosen,) = jnp.zeros(()).devices()
+    found = jax.local_devices()
+    return found if chosen == found[0] else [chosen]
 
 
 def is_wide() -> bool:
@@ -87,3 +113,93 @@ def side_by_side(
                 yield begun.popleft().result()
         while begun:
             yield begun.popleft().result()
+
+
+def on_devices(
+    prepared: Callable[[_Part], Callable[[], _Found]], parts: Iterable[_Part], threads: int
+) -> Generator[_Found, None, None]:
+    """Yields what the calls of all parts return, in the order of the parts, whichever device they run on.
+
+    JAX computes the calls of one thread one after the other, so each call runs in one of several threads.
+    Parts are dealt out to ``devices`` in turn.
+
+    Args:
+      prepared: returns the call of a part; called in this thread, where JAX's default device is that of the
+        part. Programs should be traced and compiled here (`ahead`).
+      parts: as of ``side_by_side``.
+      threads: as of ``side_by_side``; see ``thread_count``.
+    """
+    found = devices()
+
+    def call(place: int, part: _Part) -> Callable[[], _Found]:
+        with jax.default_device(found[place % len(found)]):
+            return prepared(part)
+
+    calls = (call(*each) for each in enumerate(parts))
+    return side_by_side(lambda ready: jax.block_until_ready(ready()), calls, threads)
+
+
+def added_on_devices(total: Callable[[Any], Any], parts: int) -> Any:
+    """Returns the sum of the whole numbers ``total(0)`` to ``total(parts - 1)``, on all ``devices``.
+
+    Whole numbers have the same sum in any order, so the devices' number changes no bit. Traced within
+    ``jit``: the program of one device computes each part on every one of them.
+
+    Args:
+      total: index of a part, an int32 scalar → an array of integers.
+      parts: how many there are.
+    """
+    found = devices()
+    like = jax.eval_shape(total, np.int32(0))
+    if not jnp.issubdtype(like.dtype, jnp.integer):
+        raise TypeError(f"sums have dtype {like.dtype}, expected integers")
+    wide = like.dtype.itemsize == 8
+
+    def mine(place: Any) -> Any:
+        def add(step: Any, so_far: Any) -> Any:
+            part = total(place[0] + step * len(found))
+            with jax.enable_x64(wide):
+                return so_far + part
+
+        with jax.enable_x64(wide):
+            nothing = jnp.zeros(like.shape, like.dtype)
+        steps = (parts - place[0] + len(found) - 1) // len(found)
+        own = jax.lax.fori_loop(0, steps, add, nothing)
+        with jax.enable_x64(wide):
+            return jax.lax.psum(own, "devices")
+
+    mesh = jax.sharding.Mesh(np.array(found), ("devices",))
+    one_each = jax.sharding.PartitionSpec("devices")
+    spread = jax.shard_map(
+        mine, mesh=mesh, in_specs=one_each, out_specs=jax.sharding.PartitionSpec(), check_vma=False
+    )
+    return spread(jnp.arange(len(found), dtype=jnp.int32))
+
+
+def ahead(program: Any) -> Callable[..., Callable[[], Any]]:
+    """Returns a function of the arguments of ``program`` that returns its call, which any thread may make.
+
+    Programs are traced and compiled where the function is called, never by several threads at once:
+    NumPyro has one stack of handlers for all threads, and models traced by two at once would see each
+    other's.
+
+    Args:
+      program: from ``jax.jit``; arguments with names are static.
+    """
+    programs: dict[Any, Callable[..., Any]] = {}
+
+    def prepared(*arguments: Any, **static: Any) -> Callable[[], Any]:
+        leaves, structure = jax.tree.flatten(arguments)
+        (where,) = jnp.zeros(()).devices()
+        kind = (
+            structure,
+            where,
+            is_wide(),
+            *static.items(),
+            *((leaf.shape, leaf.dtype) for leaf in leaves),
+        )
+        if kind not in programs:
+            programs[kind] = program.lower(*arguments, **static).compile()
+        return functools.partial(programs[kind], *arguments)
+
+    return prepared

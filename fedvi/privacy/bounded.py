@@ -91,6 +91,7 @@ def clipped_sum_of_parts(
     clip_norm: float,
     batch: Batch,
     mechanism: Mechanism,
+    add_up: Callable[[Callable[[Any], Any], int], Any] | None = None,
 ) -> Bounded:
     """Does what `clipped_sum` does, with only one part of the batch's contributions in memory at a time.
 
@@ -104,6 +105,9 @@ def clipped_sum_of_parts(
       clip_norm: C > 0; see `clipped_sum`.
       batch: the rows that are summed.
       mechanism: will noise the total.
+      add_up: (total of a part, an array of integers; ``parts``) → the sum of the totals of all parts, each
+        taken once; called where there is a grid and more than one part. Left out, they are added in
+        sequence.
 
     Raises:
       PrivacyError: as `clipped_sum`; or the parts do not cover the batch.
@@ -128,6 +132,8 @@ def clipped_sum_of_parts(
 
     if parts == 1:
         vector = total(0)
+    elif grid is not None and add_up is not None:
+        vector = add_up(total, parts)
     else:
 
         def add(so_far: Any, index: Any) -> tuple[Any, None]:

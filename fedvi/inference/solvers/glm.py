@@ -11,8 +11,9 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference.blocks import blocks_of, is_large, length_of
+from fedvi.inference.blocks import Block, blocks_of, is_large, length_of
 from fedvi.inference.local_latents import Local, local_problem
+from fedvi.inference.parallel_parts import ahead, on_devices, thread_count
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
 from fedvi.privacy import events
@@ -184,7 +185,7 @@ def _compiled(
         loops = _Loops(jax.lax.while_loop, jax.lax.cond)
         return iterate(loops, sums, mean, precision, cavity_h, cavity_precision)
 
-    block_sums = jax.jit(sums_of)
+    prepared = ahead(jax.jit(sums_of))
 
     def by_blocks(
         mean: Any, precision: Any, cavity_h: Any, cavity_precision: Any, shard: Shard
@@ -193,11 +194,15 @@ def _compiled(
         indices, length = np.arange(rows), length_of(rows)
 
         def sums(mean: Any, scale: Any) -> tuple[Any, ...]:
-            total: list[Any] = [0.0, 0.0, 0.0]
-            for block in blocks_of(shard.records, indices, shard.mask, length):
+            def call(block: Block) -> Callable[[], Any]:
                 drawn = local.records(block.records)
                 wide = (jnp.asarray(drawn[name], jnp.float64) for name in ("x", "y"))
-                found = block_sums(mean, scale, *wide, jnp.asarray(block.mask))
+                return prepared(*scaled, *wide, jnp.asarray(block.mask))
+
+            scaled = jax.tree.map(np.asarray, (mean, scale))  # one copy for all devices
+            blocks = blocks_of(shard.records, indices, shard.mask, length)
+            total: list[Any] = [0.0, 0.0, 0.0]
+            for found in on_devices(call, blocks, thread_count()):
                 total = [old + np.asarray(new) for old, new in zip(total, found, strict=True)]
             return tuple(jnp.asarray(part) for part in total)
 

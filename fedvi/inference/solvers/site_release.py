@@ -19,6 +19,7 @@ from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.column_sums import noised_column_sums
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.many_visits import by_posterior, mapped
+from fedvi.inference.parallel_parts import added_on_devices
 from fedvi.inference.predictor import has_predictor
 from fedvi.inference.units import of_rows
 from fedvi.models.base import Model
@@ -317,6 +318,7 @@ def _compiled(
         root: Any,
         at: Any,
         guide_key: Any = None,
+        add_up: Any = None,
     ) -> Bounded:
         batch = sampler.draw(sampling_key, valid)
         if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
@@ -353,19 +355,18 @@ def _compiled(
                 )
             return jax.vmap(formed)(drawn)
 
-        return clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism)
+        return clipped_sum_of_parts(of_part, parts, clip_norm, batch, mechanism, add_up)
 
     def noised(noise_key: Key, bounded: Bounded) -> Released:
         return release(noise_key, bounded, mechanism)
 
     @jax.jit
     def at_once(noise_key: Key, *arguments: Any) -> Released:
-        return noised(noise_key, bounded_sum(*arguments))
+        return noised(noise_key, bounded_sum(*arguments, add_up=added_on_devices))
 
     # In float64, with 32-bit indices: 64-bit ones would differ with JAX's x64 mode on and off.
     triangle = rows.astype(np.int32), columns.astype(np.int32), exact
 
-    @functools.partial(jax.jit, static_argnames="limit")
     def block_sum(
         mean: Any, root: Any, at: Any, drawn: Any, mask: Any, limit: float
     ) -> dict[str, Any]:

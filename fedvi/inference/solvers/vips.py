@@ -13,7 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.inference.blocks import blocks_of, filled_up, is_large, length_of, single_precision
-from fedvi.inference.parallel_parts import PARTS, side_by_side, striped, thread_count
+from fedvi.inference.parallel_parts import PARTS, ahead, on_devices, striped, thread_count
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
@@ -359,33 +359,32 @@ def _compiled(
     draw = jax.jit(sampler.draw)
     noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def rows_sum(limit: float, messages: Any, records: Any, rows: Any, mask: Any) -> dict[str, Any]:
+    @functools.partial(jax.jit, static_argnames="limit")
+    def rows_sum(messages: Any, records: Any, rows: Any, mask: Any, limit: float) -> dict[str, Any]:
         with jax.enable_x64(True):
             return sum_of(limit, messages, records, rows, mask)
+
+    prepared = ahead(rows_sum)
 
     def of_parts(
         noise_key: Any,
         parts: Iterable[Any],
         count: int,
         length: int,
-        sum_part: Callable[[float, Any], dict[str, Any]],
+        sum_part: Callable[[float, Any], Callable[[], dict[str, Any]]],
     ) -> Released:
         """Noises the sum of at most ``count`` disjoint parts of ``length`` rows."""
         terms, rows = length + _ROUNDINGS, count * length
         limit = float_limit(clip_norm, terms, count, rows, size, mechanism, double=True)
         limit *= 1.0 - model.norm_error - 2.0**-40
-        # Groups of rows of one length are small, so XLA runs them one by one on a single processor, even
-        # two loops over them in one program.
-        threads = thread_count() if is_ragged else 1
-        sums = side_by_side(
-            lambda part: jax.block_until_ready(sum_part(limit, part)), parts, threads
-        )
+        sums = on_devices(functools.partial(sum_part, limit), parts, min(thread_count(), count))
         with contextlib.closing(sums):
             bounded = float_sum_of(sums, count, terms, clip_norm, rows, sampler, mechanism)
         return noised(noise_key, bounded)
 
     def in_parts(keys: Any, messages: Any, records: Any, valid: Any) -> Released:
+        # Groups of rows of one length are small, so XLA runs them one by one on a single processor, even
+        # two loops over them in one program.
         if jax.default_backend() != "cpu":
             return summed(keys, messages, records, valid)
         sampling_key, noise_key = keys
@@ -394,8 +393,8 @@ def _compiled(
         count = max(PARTS, -(-batch.mask.shape[0] // max(rows_together, _FEWEST)))
         parts = striped(batch.indices, batch.mask, count)
 
-        def sum_part(limit: float, part: Any) -> dict[str, Any]:
-            return rows_sum(limit, messages, records, *part)
+        def sum_part(limit: float, part: Any) -> Callable[[], dict[str, Any]]:
+            return prepared(messages, records, *part, limit=limit)
 
         return of_parts(noise_key, parts, count, len(parts[0][1]), sum_part)
 
@@ -407,8 +406,9 @@ def _compiled(
         length = length_of(rows, most)
         every = np.arange(length, dtype=np.int32)
 
-        def sum_part(limit: float, block: Any) -> dict[str, Any]:
-            return rows_sum(limit, messages, single_precision(block.records), every, block.mask)
+        def sum_part(limit: float, block: Any) -> Callable[[], dict[str, Any]]:
+            drawn = single_precision(block.records)
+            return prepared(messages, drawn, every, block.mask, limit=limit)
 
         blocks = blocks_of(records, batch.indices, batch.mask, length)
         return of_parts(noise_key, blocks, -(-rows // length), length, sum_part)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvi.inference.parallel_parts import PARTS, side_by_side, striped, thread_count
+from fedvi.inference.parallel_parts import (
+    PARTS,
+    added_on_devices,
+    ahead,
+    on_devices,
+    side_by_side,
+    striped,
+    thread_count,
+)
 
 
 @given(count=st.integers(1, 1000), parts=st.integers(1, 9), seed=st.integers(0, 3))
@@ -83,18 +92,57 @@ def test_nothing_is_computed_of_no_parts():
     ("processors", "threads"), [({0}, 1), ({0, 3}, 2), (set(range(64)), PARTS)]
 )
 def test_threads_are_the_processors_that_this_process_may_use(processors, threads, monkeypatch):
-    monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     monkeypatch.setattr("os.sched_getaffinity", lambda _: processors, raising=False)
     assert thread_count() == threads
 
 
-def test_an_accelerator_is_one_thread(monkeypatch):
-    monkeypatch.setattr("jax.default_backend", lambda: "gpu")
-    assert thread_count() == 1
+@pytest.mark.parametrize(
+    ("kind", "count", "threads"), [("gpu", 1, 2), ("gpu", 4, 8), ("cpu", 8, 8)]
+)
+def test_every_device_is_at_work(kind, count, threads, monkeypatch):
+    found = [SimpleNamespace(platform=kind)] * count
+    monkeypatch.setattr("fedvi.inference.parallel_parts.devices", lambda: found)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    assert thread_count() == threads
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_parts_on_devices_are_compiled_once_and_in_this_thread(wide):
+    threads, values = set(), [np.full(3, index, np.float32) for index in range(9)]
+
+    def program(column, scale):
+        threads.add(threading.get_ident())
+        return (column * scale).astype(float)
+
+    prepared = ahead(jax.jit(program, static_argnames="scale"))
+    with jax.enable_x64(wide):
+        found = on_devices(lambda part: prepared(part, scale=2.0), values, 3)
+        results = list(found)
+    assert [float(result[0]) for result in results] == [2.0 * index for index in range(9)]
+    assert {result.dtype.itemsize for result in results} == {8 if wide else 4}
+    assert threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.int64])
+def test_whole_numbers_of_parts_are_added_up(dtype):
+    more = 2**40 if dtype == jnp.int64 else 0
+
+    def total(index):
+        with jax.enable_x64(dtype == jnp.int64):
+            return jnp.stack([index, index**2]).astype(dtype) + jnp.asarray(more, dtype)
+
+    found = np.asarray(jax.jit(lambda: added_on_devices(total, 7))())
+    more *= 7
+    np.testing.assert_array_equal(found, [21 + more, 91 + more])
+    assert found.dtype == dtype
+
+
+def test_floats_are_not_added_in_any_order():
+    with pytest.raises(TypeError, match="float32"):
+        added_on_devices(lambda index: jnp.zeros(2, jnp.float32), 3)
 
 
 def test_without_affinity_all_processors_count(monkeypatch):
-    monkeypatch.setattr("jax.default_backend", lambda: "cpu")
     monkeypatch.delattr("os.sched_getaffinity", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: None)
     assert thread_count() == 1

@@ -283,7 +283,7 @@ class Watch:
         self.sums, self.bounds, self.rows, self.threads = [], [], [], set()
         monkeypatch.setattr(SOLVER, "thread_count", lambda: threads)
         monkeypatch.setattr(SOLVER, "is_large", lambda mask: is_large)
-        honest = SOLVER.float_sum_of, SOLVER.side_by_side
+        honest = SOLVER.float_sum_of, SOLVER.on_devices
 
         def added(sums, blocks, block, clip_norm, rows, sampler, mechanism):
             self.sums = [np.asarray(part["words"]) for part in sums]
@@ -291,16 +291,21 @@ class Watch:
             taken = iter([{"words": part} for part in self.sums])
             return honest[0](taken, blocks, block, clip_norm, rows, sampler, mechanism)
 
-        def beside(function, parts, threads):
+        def beside(prepared, parts, threads):
             def noted(part):
-                self.threads.add(threading.current_thread().name)
+                call = prepared(part)
                 self.rows.append(np.array(part[1]))
-                return function(part)
+
+                def computed():
+                    self.threads.add(threading.current_thread().name)
+                    return call()
+
+                return computed
 
             return honest[1](noted, parts, threads)
 
         monkeypatch.setattr(SOLVER, "float_sum_of", added)
-        monkeypatch.setattr(SOLVER, "side_by_side", beside)
+        monkeypatch.setattr(SOLVER, "on_devices", beside)
 
 
 @functools.cache

@@ -61,7 +61,7 @@ def temporaries(model: Any) -> int:
     if isinstance(model, Ragged):
         # As many parts at a time as there may be processors; what they are told of rows is small.
         rows, stands = striped(np.arange(BATCH, dtype=np.int32), np.ones(BATCH, bool), PARTS)[0]
-        lowered = summed.of_rows.lower(1.0, messages, records, rows, stands)
+        lowered = summed.of_rows.lower(messages, records, rows, stands, limit=1.0)
         return PARTS * lowered.compile().memory_analysis().temp_size_in_bytes
     lowered = summed.in_memory.lower(keys, messages, records, valid)
     return lowered.compile().memory_analysis().temp_size_in_bytes
