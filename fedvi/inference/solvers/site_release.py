@@ -318,6 +318,7 @@ def _compiled(
         root: Any,
         at: Any,
         guide_key: Any = None,
+        *,
         add_up: Any = None,
     ) -> Bounded:
         batch = sampler.draw(sampling_key, valid)
