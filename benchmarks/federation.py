@@ -53,12 +53,16 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 class Case(NamedTuple):
-    """A run: how many clients, coordinates (16 bytes each, or a matrix if ``full``) and rounds."""
+    """A run: how many clients, coordinates (16 bytes each, or a matrix if ``full``) and rounds.
+
+    With ``bare`` clients ask for tasks without a factor, as those of `site_release` do.
+    """
 
     clients: int
     size: int
     rounds: int
     full: bool = False
+    bare: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -165,6 +169,7 @@ class Client:
 
     def __init__(self, case: Case, index: int, link: Link) -> None:
         self._index, self._link, self.name = index, link, case.names[index]
+        self._bare = case.bare
         self.waits: list[tuple[float, float]] = []
         chain = ledger.open_ledger(case.header(self.name))
         link.handle(Hello(self.name, "ab" * 32, ledger.anchor(chain)))
@@ -172,7 +177,7 @@ class Client:
     def tick(self) -> str:
         """Does one visit, if there is one to do."""
         began = time.perf_counter()
-        reply = self._link.handle(NextTask(self.name))
+        reply = self._link.handle(NextTask(self.name, without_factor=self._bare))
         if isinstance(reply, Done):
             return "done"
         if not isinstance(reply, Offer):

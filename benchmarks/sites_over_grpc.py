@@ -31,8 +31,13 @@ def main() -> None:
     parser.add_argument("sites", type=int, nargs="?", default=200)
     parser.add_argument("--size", type=int, default=108)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--without-factor", action="store_true", help="tasks as clients of `site_release` get them"
+    )
     arguments = parser.parse_args()
-    case = Case(arguments.sites, arguments.size, arguments.rounds, full=True)
+    case = Case(
+        arguments.sites, arguments.size, arguments.rounds, full=True, bare=arguments.without_factor
+    )
     spawn, used = multiprocessing.get_context("spawn"), []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -69,9 +69,8 @@ class Server(stubs.FederationServiceServicer):
             return pb.NextTaskReply(done=wire.done_to(task))
         if isinstance(task, Wait):
             return pb.NextTaskReply(wait=pb.Wait())
-        message = wire.task_to(
-            task, bundle.of_eta(task.posterior), bundle.of_eta(task.factor), self.lease_seconds
-        )
+        factor = None if request.without_factor else bundle.of_eta(task.factor)
+        message = wire.task_to(task, bundle.of_eta(task.posterior), factor, self.lease_seconds)
         return pb.NextTaskReply(task=message)
 
     def GetPayload(self, request, context):

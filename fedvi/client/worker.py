@@ -274,10 +274,13 @@ class Worker:
         if unsent is not None:
             self._send(*unsent)
             return "sent"
-        reply = self._link.handle(NextTask(self.client))
+        # Whether it comes by a network, a file or within a process: the same input, the same fingerprint.
+        # Where answers are masked, all sites agree on a digest of the whole task.
+        bare = self._solver.renews and self._mask is None
+        reply = self._link.handle(NextTask(self.client, without_factor=bare))
         if isinstance(reply, Offer):
             try:
-                return self._prepared(reply.task)
+                return self._prepared(reply.task._replace(factor=None) if bare else reply.task)
             except Exception as error:  # any failure: the server must not wait in vain
                 self._report(reply.task, error)
                 raise

@@ -110,12 +110,16 @@ class KeyPart(NamedTuple):
 class NextTask(NamedTuple):
     """Client → server: is there work for me?
 
-    With a ``part``, in a study with secure sums, it sends this site's part and asks for all others.
+    Attributes:
+      part: in a study with secure sums, this site's part; the request then asks for all others.
+      without_factor: whether the task may come with None in place of the factor, because the answer does
+        not depend on it. Over a network this saves half of what is sent.
     """
 
     client: str
     session: str = ""
     part: KeyPart | None = None
+    without_factor: bool = False
 
 
 class Offer(NamedTuple):

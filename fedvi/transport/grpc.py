@@ -212,9 +212,11 @@ class GrpcLink:
                     return wire.done_from(reply.done)
                 case None:
                     raise errors.ProtocolError("reply is missing")
-            work = wire.task_from(reply.task, self._client, self._like)
+            without = request.without_factor
+            work = wire.task_from(reply.task, self._client, self._like, without)
             try:
-                posterior, factor = self._fetch(*work.posterior), self._fetch(*work.factor)
+                posterior = self._fetch(*work.posterior)
+                factor = None if work.factor is None else self._fetch(*work.factor)
             except (errors.HelloNeeded, errors.Superseded):
                 raise
             except errors.ProtocolError:

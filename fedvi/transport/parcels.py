@@ -283,11 +283,12 @@ def _reply(
             return wire.wait_from(message.wait)
         case "task":
             work = wire.task_from(message.task, client, like)
-            etas = [
+            assert work.factor is not None
+            posterior, factor = (
                 codec.unpack(reader.payload(*announced).tensors, like)
                 for announced in (work.posterior, work.factor)
-            ]
-            return Offer(work.task._replace(posterior=etas[0], factor=etas[1]))
+            )
+            return Offer(work.task._replace(posterior=posterior, factor=factor))
     raise errors.ProtocolError("reply is missing, expected a task or the end of the run")
 
 

@@ -127,13 +127,13 @@ class Work(NamedTuple):
     Attributes:
       task: with None in place of posterior and factor.
       posterior: manifest of q, and its bytes if the message holds them.
-      factor: the same for the client's own factor.
+      factor: the same for the client's own factor; None if the message has none.
       lease_seconds: how long the server waits without a sign of life; 0 for no limit.
     """
 
     task: Task
     posterior: tuple[bundle.Manifest, bytes | None]
-    factor: tuple[bundle.Manifest, bytes | None]
+    factor: tuple[bundle.Manifest, bytes | None] | None
     lease_seconds: float
 
 
@@ -247,6 +247,7 @@ def next_task_to(request: NextTask, wait_seconds: float = LONGEST_WAIT) -> pb.Ne
         wait_seconds=wait_seconds,
         session=bytes.fromhex(request.session),
         part=part and pb.KeyPart(stage=part.stage, content=part.content, epoch=part.epoch),
+        without_factor=request.without_factor,
     )
 
 
@@ -263,7 +264,7 @@ def next_task_from(request: pb.NextTaskRequest) -> tuple[NextTask, float]:
     if not session:
         raise errors.ProtocolError("session is empty, expected 16 bytes")
     client = checked_name("client", request.client)
-    return NextTask(client, session, part_from(request)), seconds
+    return NextTask(client, session, part_from(request), request.without_factor), seconds
 
 
 def part_from(request: pb.NextTaskRequest) -> KeyPart | None:
@@ -286,9 +287,12 @@ def wait_from(message: pb.Wait) -> Wait:
 
 
 def task_to(
-    task: Task, posterior: bundle.Bundle, factor: bundle.Bundle, lease_seconds: float = 0.0
+    task: Task, posterior: bundle.Bundle, factor: bundle.Bundle | None, lease_seconds: float = 0.0
 ) -> pb.Task:
-    """Makes a Task; its arrays are announced by their bundles (``bundle.of_eta``)."""
+    """Makes a Task; its arrays are announced by their bundles (``bundle.of_eta``).
+
+    The factor may be None if the client asked for the task without.
+    """
     at = task.coordinates
     return pb.Task(
         task_id=task.task_id,
@@ -297,14 +301,18 @@ def task_to(
         version=task.version,
         damping=task.damping,
         posterior=_ref(posterior),
-        factor=_ref(factor),
+        factor=factor and _ref(factor),
         lease_seconds=lease_seconds,
         coordinates=at and pb.Coordinates(centre=at.centre, scale=at.scale, constant=at.constant),
     )
 
 
-def task_from(message: pb.Task, client: str, like: Eta) -> Work:
-    """Reads a Task for ``client`` whose arrays must have the layout of ``like``."""
+def task_from(message: pb.Task, client: str, like: Eta, without_factor: bool = False) -> Work:
+    """Reads a Task for ``client`` whose arrays must have the layout of ``like``.
+
+    Raises:
+      ProtocolError: a field is wrong; or the factor is missing, unless ``without_factor``.
+    """
     if message.client != client:
         raise errors.ProtocolError(f"client is {message.client!r}, expected {client!r}")
     damping = message.damping
@@ -322,14 +330,20 @@ def task_from(message: pb.Task, client: str, like: Eta) -> Work:
         if message.HasField("coordinates")
         else None,
     )
-    refs = []
-    for field in ("posterior", "factor"):
+    refs: list[tuple[bundle.Manifest, bytes | None]] = []
+    left_out = without_factor and not message.HasField("factor")
+    for field in ("posterior",) if left_out else ("posterior", "factor"):
         manifest, inline = ref_from(present(message, field), field)
         bundle.check_layout(manifest, like)
         if manifest.event:
             raise errors.ProtocolError(f"{field}.event is set, expected none from a server")
         refs.append((manifest, inline))
-    return Work(task, refs[0], refs[1], checked_seconds("lease_seconds", message.lease_seconds))
+    return Work(
+        task,
+        refs[0],
+        None if left_out else refs[1],
+        checked_seconds("lease_seconds", message.lease_seconds),
+    )
 
 
 def _coordinates_from(message: pb.Coordinates) -> Coordinates:

@@ -205,7 +205,8 @@ class LocalSolver(NamedTuple):
         looks it up like ``finish``. None: q is prior + Σ factors.
       survey: the description of its first answer, if that is a survey of columns; else None.
       renews: whether an answer is a fresh statistic that replaces the factor. It is folded with s = 1;
-        ``stand`` then decides how far the posterior moves.
+        ``stand`` then decides how far the posterior moves. ``update`` does not read ``task.factor``, which
+        may be None.
       adds_up: the shapes of an answer's arrays, by name, if a server needs only their sum over clients.
         Then an answer depends only on its records, the tasks so far and its own keys, and not on noise
         that its client drew before (a state, if any, holds none); ``finish`` turns the sum of arrays into

@@ -269,6 +269,20 @@ def test_an_answer_in_crumbs_is_refused(tmp_path, size):
         assert wire.receipt_from(receipt).status == "accepted"
 
 
+@pytest.mark.parametrize("size", [2, LARGE])
+def test_a_task_comes_without_its_factor_to_whoever_asked_for_that(tmp_path, size):
+    spec = make_spec(("south",), size=size)
+    with running(spec, tmp_path) as server:
+        link = server.link(spec, "south")
+        whole = offered(link, spec, "south")
+        bare = link.handle(NextTask("south", without_factor=True)).task
+        assert bare.factor is None
+        assert tree.equal(bare.posterior, whole.posterior)
+        assert bare._replace(posterior=None) == whole._replace(posterior=None, factor=None)
+        receipt = link.handle(Submit("south", bare.task_id, answer(whole)))
+        assert receipt.status == "accepted"
+
+
 def test_a_task_is_fetched_in_pieces_from_any_offset(tmp_path):
     spec = make_spec(("south", "north"), LARGE)
     with running(spec, tmp_path) as server:

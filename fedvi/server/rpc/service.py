@@ -89,11 +89,12 @@ class Federation:
             self._access.admit(context, request.client)
             # A certificate may be revoked while its holder waits.
             check = functools.partial(self._access.check, context, request.client)
-            reply = await self._dispatcher.next_task(*wire.next_task_from(request), check)
+            asked, seconds = wire.next_task_from(request)
+            reply = await self._dispatcher.next_task(asked, seconds, check)
             match reply:
                 case Offer(task):
                     posterior = await self._bundle(task.posterior)
-                    factor = await self._bundle(task.factor)
+                    factor = None if asked.without_factor else await self._bundle(task.factor)
                     check()
                     offer = pb.NextTaskReply()
                     offer.task.CopyFrom(wire.task_to(task, posterior, factor, LEASE_SECONDS))

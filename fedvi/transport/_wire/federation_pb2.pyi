@@ -121,16 +121,18 @@ class HelloReply(_message.Message):
     def __init__(self, version: _Optional[int] = ..., anchor: _Optional[_Union[Anchor, _Mapping]] = ..., protocol: _Optional[int] = ..., software: _Optional[str] = ..., payload_limit: _Optional[int] = ...) -> None: ...
 
 class NextTaskRequest(_message.Message):
-    __slots__ = ("client", "wait_seconds", "session", "part")
+    __slots__ = ("client", "wait_seconds", "session", "part", "without_factor")
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FACTOR_FIELD_NUMBER: _ClassVar[int]
     client: str
     wait_seconds: float
     session: bytes
     part: KeyPart
-    def __init__(self, client: _Optional[str] = ..., wait_seconds: _Optional[float] = ..., session: _Optional[bytes] = ..., part: _Optional[_Union[KeyPart, _Mapping]] = ...) -> None: ...
+    without_factor: bool
+    def __init__(self, client: _Optional[str] = ..., wait_seconds: _Optional[float] = ..., session: _Optional[bytes] = ..., part: _Optional[_Union[KeyPart, _Mapping]] = ..., without_factor: bool = ...) -> None: ...
 
 class KeyPart(_message.Message):
     __slots__ = ("stage", "content", "epoch")

@@ -132,6 +132,31 @@ def test_a_task_is_reserved_sealed_and_sent_in_this_order():
     ledger.verify(worker.ledger)
 
 
+@pytest.mark.parametrize("sends", [True, False])
+@pytest.mark.parametrize(("renews", "masked"), [(True, False), (True, True), (False, False)])
+def test_a_factor_on_which_no_answer_depends_is_not_asked_for(renews, masked, sends):
+    seen, bare = [], renews and not masked
+    noisy = noisy_solver()
+
+    def update(key_of, state, job, shard):
+        seen.append(job.factor)
+        return noisy.update(key_of, state, job, shard)
+
+    class Watched(Server):
+        def handle(self, request):
+            if isinstance(request, NextTask):
+                seen.append(request.without_factor)
+                if self.tasks and bare and not sends:
+                    return Offer(self.tasks[0]._replace(factor=None))
+            return super().handle(request)
+
+    mask = (lambda _, payload: payload) if masked else None
+    worker = make_worker(Watched(1), solver=noisy._replace(update=update, renews=renews), mask=mask)
+    worker.tick()
+    assert seen[0] == bare
+    assert (seen[1] is None) == bare
+
+
 def test_a_lost_reply_is_answered_with_the_same_bytes_and_no_new_charge():
     server = Server(1, lost=2)
     worker = make_worker(server)

@@ -120,6 +120,18 @@ def test_a_task_and_its_answer_arrive_bit_by_bit(size):
     assert len(server.named("GetPayload")) == (0 if size == SMALL else 2)
 
 
+@pytest.mark.parametrize("size", [SMALL, LARGE])
+def test_a_task_arrives_without_its_factor_if_that_is_asked_for(size):
+    task = a_task(size)
+    server = Server([task])
+    with connected(server, size) as link:
+        offered = link.handle(NextTask("north", without_factor=True)).task
+        assert offered.factor is None
+        assert tree.equal(offered.posterior, task.posterior)
+        assert len(server.named("GetPayload")) == (0 if size == SMALL else 1)
+        assert tree.equal(link.handle(NextTask("north")).task.factor, task.factor)
+
+
 def test_arrays_that_were_fetched_are_not_fetched_again():
     server = Server([a_task(LARGE)])
     with connected(server, LARGE) as link:

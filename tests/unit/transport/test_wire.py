@@ -218,6 +218,8 @@ def test_every_message_comes_back_as_it_was_sent(anchor):
     for epoch in (0, 3):
         keys = NextTask("n", SESSION, KeyPart(2, b"\0\xff", epoch))
         assert wire.next_task_from(through(wire.next_task_to(keys, 2.5))) == (keys, 2.5)
+    bare = NextTask("n", SESSION, without_factor=True)
+    assert wire.next_task_from(through(wire.next_task_to(bare, 2.5))) == (bare, 2.5)
     for wait in (Wait(), Wait((b"\0", b"")), Wait((), 2)):
         assert wire.wait_from(through(wire.wait_to(wait))) == wait
     done = Done("epsilon is spent\n\nhint: none", resumable=True)
@@ -267,6 +269,16 @@ def test_a_task_comes_back_bit_by_bit():
     ):
         tensors = bundle.assemble(manifest, inline).tensors
         assert tree.equal(codec.unpack(tensors, ETA), sent)
+
+
+def test_a_task_comes_without_its_factor_to_whoever_asked_for_that():
+    message = through(wire.task_to(TASK, bundle.of_eta(TASK.posterior), None))
+    assert wire.task_from(message, "north", ETA, without_factor=True).factor is None
+    with pytest.raises(errors.ProtocolError, match="factor is missing"):
+        wire.task_from(message, "north", ETA)
+    # A server of an earlier version sends it to everyone.
+    work = wire.task_from(through(SAMPLES["Task"]), "north", ETA, without_factor=True)
+    assert work.factor == wire.task_from(through(SAMPLES["Task"]), "north", ETA).factor
 
 
 def altered(name, **fields):
