@@ -47,7 +47,7 @@ AT_CLIENTS = (
     ),
     Fault(
         "an-interrupted-release-compares-the-posterior-alone",
-        "One secret noises the answers to two tasks that differ in the client's factor.",
+        "One secret noises the answers to two tasks that differ in all but the posterior.",
         "client.worker:Worker._task_fingerprint",
         '"task", task, self',
         '"task", task.posterior, self',

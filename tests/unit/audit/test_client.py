@@ -37,14 +37,17 @@ def noisy(mechanism: Any, key_of_all: Any = None) -> LocalSolver:
     return LocalSolver("noisy", lambda eta: (), update, finish_natural, cost, 4)
 
 
-def played(key_of_all: Any = None) -> dict[str, Finding]:
+def played(key_of_all: Any = None, renews: bool = False) -> dict[str, Finding]:
     recorder = Recorder(mechanisms.rounded_gaussian(20.0))
-    found = client.check_client(noisy(recorder, key_of_all), recorder, TASK, SHARD)
+    solver = noisy(recorder, key_of_all)._replace(renews=renews)
+    found = client.check_client(solver, recorder, TASK, SHARD)
     return {finding.check: finding for finding in found}
 
 
-def test_the_client_as_it_is_passes():
-    assert [check for check, finding in played().items() if finding.passed is not True] == []
+@pytest.mark.parametrize("renews", [False, True])
+def test_the_client_as_it_is_passes(renews: bool):
+    found = played(renews=renews)
+    assert [check for check, finding in found.items() if finding.passed is not True] == []
 
 
 def test_of_a_solver_without_a_mechanism_noise_is_not_checked():
