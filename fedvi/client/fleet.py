@@ -18,7 +18,7 @@ import numpy as np
 from fedvi.client.worker import Outcome, Visit
 from fedvi.inference.blocks import single_precision
 from fedvi.inference.many_visits import apart
-from fedvi.inference.parallel_parts import on_devices, processors, thread_count
+from fedvi.inference.parallel_parts import on_devices, thread_count
 from fedvi.privacy import random
 from fedvi.privacy.release import Released
 from fedvi.updates.base import Shard
@@ -94,7 +94,7 @@ class Fleet:
         self, blocks: Iterable[tuple[list[Visit], _Block]], count: int
     ) -> Generator[Any, None, None]:
         """Yields the result of each block, in order; None where its visits must be computed one by one."""
-        threads = min(max(thread_count(), processors()), count)
+        threads = min(thread_count(most=None), count)
         return on_devices(lambda each: _computed(self._call(*each)), blocks, threads)
 
     def _call(self, visits: list[Visit], block: _Block) -> Callable[[], Any] | None:

@@ -31,16 +31,19 @@ _Part = TypeVar("_Part")
 _Found = TypeVar("_Found")
 
 
-def thread_count() -> int:
+def thread_count(most: int | None = PARTS) -> int:
     """Returns how many parts to compute at a time, so that all processors and devices are at work.
 
-    Of processors that count as one device at most ``PARTS``, for the sake of memory; of accelerators two
-    parts each, so that one is prepared while the other is computed.
+    Of accelerators two parts each, so that one is prepared while the other is computed.
+
+    Args:
+      most: of processors that count as one device, how many to use, for the sake of memory; None for all.
     """
     found = devices()
     if found[0].platform != "cpu":
         return 2 * len(found)
-    return max(min(processors(), PARTS), len(found))
+    usable = processors()
+    return max(usable if most is None else min(usable, most), len(found))
 
 
 def processors() -> int:
@@ -51,10 +54,10 @@ def processors() -> int:
 
 def devices() -> list[Any]:
     """Returns the devices of this process, or the one that a caller chose by ``jax.default_device``."""
+    if jax.config.jax_default_device is None:  # type: ignore[attr-defined]
+        return jax.local_devices()
     with jax.ensure_compile_time_eval():  # within a trace, too
-        (chosen,) = jnp.zeros(()).devices()
-    found = jax.local_devices()
-    return found if chosen == found[0] else [chosen]
+        return list(jnp.zeros(()).devices())
 
 
 def is_wide() -> bool:
@@ -196,7 +199,7 @@ def ahead(program: Any) -> Callable[..., Callable[[], Any]]:
             where,
             is_wide(),
             *static.items(),
-            *((leaf.shape, leaf.dtype) for leaf in leaves),
+            *map(jax.typeof, leaves),
         )
         if kind not in programs:
             programs[kind] = program.lower(*arguments, **static).compile()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from fedvi.client import fleet
 from fedvi.client.fleet import Fleet
 from fedvi.client.worker import Visit
 from fedvi.data.source import ArraySource
-from fedvi.inference import solvers
+from fedvi.inference import parallel_parts, solvers
 from fedvi.models.outcomes.bernoulli import Bernoulli
 from fedvi.privacy import mechanisms, sampling
 from fedvi.run import simulate, site
@@ -19,7 +20,7 @@ from fedvi.run.whole_rounds import WholeRounds
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.transport import codec
-from fedvi.updates.base import Task
+from fedvi.updates.base import Shard, Task
 
 SITES, RECORDS = 5, 30
 
@@ -127,7 +128,7 @@ def test_an_interrupt_leaves_no_thread_behind(study, sources, monkeypatch):
     def interrupted(*_):
         raise Interrupted
 
-    monkeypatch.setattr(fleet, "processors", lambda: 2)
+    monkeypatch.setattr(parallel_parts, "processors", lambda: 2)
     monkeypatch.setattr(fleet, "_FEW", 2)
     monkeypatch.setattr(fleet, "_ended", interrupted)
     others = set(threading.enumerate())
@@ -153,7 +154,7 @@ def test_blocks_that_are_not_kept_are_stacked_in_each_round_with_the_same_bits(
 
     def rounds(kept_bytes, threads):
         monkeypatch.setattr(fleet, "_KEPT_BYTES", kept_bytes)
-        monkeypatch.setattr(fleet, "processors", lambda: threads)
+        monkeypatch.setattr(parallel_parts, "processors", lambda: threads)
         monkeypatch.setattr(fleet, "_FEW", 2)
         made, held = [], Fleet()
         monkeypatch.setattr(
@@ -168,6 +169,23 @@ def test_blocks_that_are_not_kept_are_stacked_in_each_round_with_the_same_bits(
         assert [block.digests for block in blocks] == [block.digests for block in wanted]
     # Three blocks of two sites, of some 750 bytes each.
     assert stacked == {0: 9, 1000: 7, 1 << 20: 3}[kept_bytes]
+
+
+@pytest.mark.parametrize(("kind", "threads"), [("cpu", 64), ("gpu", 2)])
+def test_blocks_at_a_time_are_the_processors_or_two_for_an_accelerator(kind, threads, monkeypatch):
+    """On an accelerator all of them are in its memory."""
+    asked, shard = [], Shard({"x": np.zeros((1, 1))}, np.ones(1, bool))
+
+    def noted(prepared, blocks, threads):
+        asked.append(threads)
+        yield None
+
+    monkeypatch.setattr(parallel_parts, "devices", lambda: [SimpleNamespace(platform=kind)])
+    monkeypatch.setattr(parallel_parts, "processors", lambda: 64)
+    monkeypatch.setattr(fleet, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(fleet, "on_devices", noted)
+    assert list(Fleet().together(shard, 1000, lambda places: [])) == [None]
+    assert asked == [threads]
 
 
 def test_a_visit_shows_no_secret(study):
@@ -190,7 +208,7 @@ def test_a_model_is_traced_by_one_thread(study, sources, monkeypatch):
     solver = solvers.site_release(study.family, model, whole, mechanisms.rounded_gaussian(2.0))
     visits = [Visit(solver, "", b"s" * 32, (), task, shard) for shard in shards[:4]]
     monkeypatch.setattr(fleet, "_FEW", 2)
-    monkeypatch.setattr(fleet, "processors", lambda: 2)
+    monkeypatch.setattr(parallel_parts, "processors", lambda: 2)
     for _ in range(2):
         found = Fleet().together(shards[0], 4, lambda places: [visits[at] for at in places])
         assert [count for count, _ in found] == [2, 2]

@@ -15,6 +15,7 @@ from fedvi.inference.parallel_parts import (
     PARTS,
     added_on_devices,
     ahead,
+    devices,
     on_devices,
     side_by_side,
     striped,
@@ -103,7 +104,31 @@ def test_every_device_is_at_work(kind, count, threads, monkeypatch):
     found = [SimpleNamespace(platform=kind)] * count
     monkeypatch.setattr("fedvi.inference.parallel_parts.devices", lambda: found)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    assert thread_count() == threads
+    assert thread_count() == thread_count(most=None) == threads
+
+
+def test_all_processors_may_be_asked_for(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert thread_count(most=None) == 64
+
+
+def test_a_device_that_was_chosen_is_the_only_one_even_if_it_is_the_first(monkeypatch):
+    (first,) = jax.local_devices()
+    both = [first, SimpleNamespace(platform="cpu")]
+    monkeypatch.setattr("jax.local_devices", lambda: both)
+    assert devices() == both
+    with jax.default_device(first):
+        assert devices() == [first]
+
+
+def test_arguments_that_jax_computes_with_differently_have_programs_of_their_own():
+    prepared = ahead(jax.jit(jnp.multiply))
+    half = np.ones(3, np.float16)
+    # Of a number without a type the product has the other's type.
+    with jax.numpy_dtype_promotion("standard"):
+        found = [prepared(half, scale)() for scale in (jnp.asarray(2.0), np.float32(2), 2.0, 3.0)]
+    assert [str(result.dtype) for result in found] == ["float16", "float32", "float16", "float16"]
+    assert [float(result[0]) for result in found] == [2.0, 2.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize("wide", [False, True])

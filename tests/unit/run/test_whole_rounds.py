@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from fedvi import errors, expfam
-from fedvi.client import fleet, inputs
+from fedvi.client import inputs
 from fedvi.client.fleet import Fleet
 from fedvi.client.worker import Visit, Worker
 from fedvi.data.source import ArraySource
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference import parallel_parts
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.many_ledgers import Together
@@ -252,7 +253,7 @@ def test_a_ledger_that_the_server_does_not_know_is_found_by_a_greeting(charged, 
 def test_a_round_of_which_a_block_fails_is_that_of_one_worker_a_site(
     threads, failing, charged, monkeypatch
 ):
-    monkeypatch.setattr(fleet, "processors", lambda: threads)
+    monkeypatch.setattr(parallel_parts, "processors", lambda: threads)
     made, drawn, call, secrets = [], [], Fleet._call, random.Root.secrets
 
     def broken(self, *block):
