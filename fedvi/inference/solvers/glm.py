@@ -1,5 +1,6 @@
 """The deterministic solver for generalised linear models: Gauss–Hermite expectations, Newton steps."""
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -202,8 +203,9 @@ def _compiled(
             scaled = jax.tree.map(np.asarray, (mean, scale))  # one copy for all devices
             blocks = blocks_of(shard.records, indices, shard.mask, length)
             total: list[Any] = [0.0, 0.0, 0.0]
-            for found in on_devices(call, blocks, thread_count()):
-                total = [old + np.asarray(new) for old, new in zip(total, found, strict=True)]
+            with contextlib.closing(on_devices(call, blocks, thread_count())) as parts:
+                for found in parts:
+                    total = [old + np.asarray(new) for old, new in zip(total, found, strict=True)]
             return tuple(jnp.asarray(part) for part in total)
 
         given = (jnp.asarray(part) for part in (mean, precision, cavity_h, cavity_precision))
