@@ -45,7 +45,7 @@ class Task(NamedTuple):
       visit: how many of this client's answers were folded, or dropped, before; from 0.
       version: the server's version of ``posterior``.
       posterior: η of the broadcast q.
-      factor: η of this client's own committed factor tₘ.
+      factor: η of this client's own committed factor tₘ; may be None for a solver that ``renews``.
       damping: the step s that the server last applied to this client's answer; 0 if that was dropped.
       coordinates: coordinates in which to compute the answer; None if there are none yet, or the solver
         uses none.
@@ -205,8 +205,8 @@ class LocalSolver(NamedTuple):
         looks it up like ``finish``. None: q is prior + Σ factors.
       survey: the description of its first answer, if that is a survey of columns; else None.
       renews: whether an answer is a fresh statistic that replaces the factor. It is folded with s = 1;
-        ``stand`` then decides how far the posterior moves. ``update`` does not read ``task.factor``, which
-        may be None.
+        ``stand`` then decides how far the posterior moves. ``update`` does not read ``task.factor``, and
+        gets None in its place from a client that masks nothing.
       adds_up: the shapes of an answer's arrays, by name, if a server needs only their sum over clients.
         Then an answer depends only on its records, the tasks so far and its own keys, and not on noise
         that its client drew before (a state, if any, holds none); ``finish`` turns the sum of arrays into
