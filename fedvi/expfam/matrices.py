@@ -1,5 +1,6 @@
 """Products and parts of matrices, alone or stacked along leading axes; NumPy and JAX arrays alike."""
 
+import functools
 import math
 from typing import Any
 
@@ -35,7 +36,15 @@ def triangle(size: int) -> tuple[Any, Any, np.ndarray]:
 
 def from_triangle(values: np.ndarray, size: int) -> np.ndarray:
     """Returns symmetric matrices [..., size, size] from their lower triangles by rows, without weights."""
+    # "clip" writes where the result lies; no index is beyond the triangle.
+    found = np.take(np.asarray(values, np.float64), _places(size), axis=-1, mode="clip")
+    return found.reshape(*values.shape[:-1], size, size)
+
+
+@functools.lru_cache(maxsize=16)
+def _places(size: int) -> np.ndarray:
+    """Returns for each entry of a matrix, by rows, its place in the lower triangle."""
     rows, columns = np.tril_indices(size)
-    found = np.zeros((*values.shape[:-1], size, size))
-    found[..., rows, columns] = found[..., columns, rows] = values
-    return found
+    found = np.zeros((size, size), np.intp)
+    found[rows, columns] = found[columns, rows] = np.arange(len(rows))
+    return found.reshape(-1)

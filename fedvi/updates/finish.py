@@ -120,7 +120,8 @@ def finish_sites(
     if at is not None:
         gradient, curvature = at.all_outward(GaussianEta(gradient, curvature))
     location = gradient + np.matmul(curvature, mean)
-    return GaussianEta(location - factors.h, curvature - factors.J)
+    # In place: there may be very many matrices, and they are this function's own.
+    return GaussianEta(location - factors.h, np.subtract(curvature, factors.J, out=curvature))
 
 
 def _curvature(released: np.ndarray, size: int, weight: float, rate: float) -> np.ndarray:

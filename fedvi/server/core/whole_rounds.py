@@ -164,5 +164,7 @@ def _all(spec: ServerSpec, counts: Mapping[str, int]) -> tuple[int, ...]:
 
 def _size(etas: Eta) -> float:
     """Returns the sum of the largest absolute number of each answer."""
-    rows = [np.abs(leaf).reshape(len(leaf), -1).max(axis=1) for leaf in tree.leaves(etas)]
+    flat = [leaf.reshape(len(leaf), -1) for leaf in tree.leaves(etas)]
+    # Without an array of absolute numbers, which would be as large.
+    rows = [part for leaf in flat for part in (leaf.max(axis=1), -leaf.min(axis=1))]
     return float(np.maximum.reduce(rows).sum())
