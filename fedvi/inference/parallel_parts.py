@@ -145,8 +145,8 @@ def on_devices(
 def added_on_devices(total: Callable[[Any], Any], parts: int) -> Any:
     """Returns the sum of the whole numbers ``total(0)`` to ``total(parts - 1)``, on all ``devices``.
 
-    Whole numbers have the same sum in any order, so the devices' number changes no bit. Traced within
-    ``jit``: the program of one device computes each part on every one of them.
+    Whole numbers have the same sum in any order, so the number of devices changes no bit. Call it within
+    ``jit``; the rest of that program is computed on every device.
 
     Args:
       total: index of a part, an int32 scalar → an array of integers.
