@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fedvi.inference.blocks import BLOCK, blocks_of, length_of, single_precision
-from fedvi.inference.parallel_parts import ahead, on_devices, thread_count
+from fedvi.inference.parallel_parts import compiled_calls, on_devices, thread_count
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.bounded import float_limit, float_sum_of
 from fedvi.privacy.release import Released, release
@@ -38,7 +38,7 @@ def noised_in_blocks(
         relative error of at most 2⁻²⁰ in float64, and use at most eight roundings a term.
     """
     draw = jax.jit(sampler.draw)
-    prepared = ahead(jax.jit(block_sum, static_argnames="limit"))
+    prepared = compiled_calls(jax.jit(block_sum, static_argnames="limit"))
     noised = jax.jit(lambda key, bounded: release(key, bounded, mechanism))
 
     def by_blocks(

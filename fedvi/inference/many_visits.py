@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedvi.inference.parallel_parts import ahead
+from fedvi.inference.parallel_parts import compiled_calls
 from fedvi.privacy.bounded import Bounded
 from fedvi.privacy.release import Released
 from fedvi.typing import Eta, Key
@@ -30,7 +30,7 @@ def mapped(
 ) -> Callable[..., Callable[[], Released]]:
     """Returns a function of noise keys, then the arguments of ``bounded``, stacked along a new first axis.
 
-    It returns the call of a compiled program, which any thread may make (`ahead`).
+    It returns the call of a compiled program, which any thread may make (`compiled_calls`).
 
     Args:
       bounded: computes the total of one visit.
@@ -45,7 +45,7 @@ def mapped(
         together = None if alone else _together(totals)
         return jax.lax.map(lambda each: noised(*each), (noise_keys, totals), batch_size=together)
 
-    return ahead(many)
+    return compiled_calls(many)
 
 
 def _together(totals: Bounded) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 __all__ = [
     "PARTS",
     "added_on_devices",
-    "ahead",
+    "compiled_calls",
     "devices",
     "is_wide",
     "on_devices",
@@ -128,7 +128,7 @@ def on_devices(
 
     Args:
       prepared: returns the call of a part; called in this thread, where JAX's default device is that of the
-        part. Programs should be traced and compiled here (`ahead`).
+        part. Programs should be traced and compiled here (`compiled_calls`).
       parts: as of ``side_by_side``.
       threads: as of ``side_by_side``; see ``thread_count``.
     """
@@ -179,7 +179,7 @@ def added_on_devices(total: Callable[[Any], Any], parts: int) -> Any:
     return spread(jnp.arange(len(found), dtype=jnp.int32))
 
 
-def ahead(program: Any) -> Callable[..., Callable[[], Any]]:
+def compiled_calls(program: Any) -> Callable[..., Callable[[], Any]]:
     """Returns a function of the arguments of ``program`` that returns its call, which any thread may make.
 
     Programs are traced and compiled where the function is called, never by several threads at once:

@@ -330,20 +330,18 @@ def task_from(message: pb.Task, client: str, like: Eta, without_factor: bool = F
         if message.HasField("coordinates")
         else None,
     )
-    refs: list[tuple[bundle.Manifest, bytes | None]] = []
-    left_out = without_factor and not message.HasField("factor")
-    for field in ("posterior",) if left_out else ("posterior", "factor"):
+
+    def announced(field: str) -> tuple[bundle.Manifest, bytes | None]:
         manifest, inline = ref_from(present(message, field), field)
         bundle.check_layout(manifest, like)
         if manifest.event:
             raise errors.ProtocolError(f"{field}.event is set, expected none from a server")
-        refs.append((manifest, inline))
-    return Work(
-        task,
-        refs[0],
-        None if left_out else refs[1],
-        checked_seconds("lease_seconds", message.lease_seconds),
-    )
+        return manifest, inline
+
+    posterior = announced("posterior")
+    left_out = without_factor and not message.HasField("factor")
+    factor = None if left_out else announced("factor")
+    return Work(task, posterior, factor, checked_seconds("lease_seconds", message.lease_seconds))
 
 
 def _coordinates_from(message: pb.Coordinates) -> Coordinates:

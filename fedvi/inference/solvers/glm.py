@@ -14,7 +14,7 @@ from fedvi.expfam.base import is_full
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.inference.blocks import Block, blocks_of, is_large, length_of
 from fedvi.inference.local_latents import Local, local_problem
-from fedvi.inference.parallel_parts import ahead, on_devices, thread_count
+from fedvi.inference.parallel_parts import compiled_calls, on_devices, thread_count
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
 from fedvi.privacy import events
@@ -186,7 +186,7 @@ def _compiled(
         loops = _Loops(jax.lax.while_loop, jax.lax.cond)
         return iterate(loops, sums, mean, precision, cavity_h, cavity_precision)
 
-    prepared = ahead(jax.jit(sums_of))
+    prepared = compiled_calls(jax.jit(sums_of))
 
     def by_blocks(
         mean: Any, precision: Any, cavity_h: Any, cavity_precision: Any, shard: Shard

@@ -13,7 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam.base import is_full
 from fedvi.inference.blocks import blocks_of, filled_up, is_large, length_of, single_precision
-from fedvi.inference.parallel_parts import PARTS, ahead, on_devices, striped, thread_count
+from fedvi.inference.parallel_parts import PARTS, compiled_calls, on_devices, striped, thread_count
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
@@ -364,7 +364,7 @@ def _compiled(
         with jax.enable_x64(True):
             return sum_of(limit, messages, records, rows, mask)
 
-    prepared = ahead(rows_sum)
+    prepared = compiled_calls(rows_sum)
 
     def of_parts(
         noise_key: Any,

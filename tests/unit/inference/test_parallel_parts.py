@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fedvi.inference.parallel_parts import (
     PARTS,
     added_on_devices,
-    ahead,
+    compiled_calls,
     devices,
     on_devices,
     side_by_side,
@@ -122,7 +122,7 @@ def test_a_device_that_was_chosen_is_the_only_one_even_if_it_is_the_first(monkey
 
 
 def test_arguments_that_jax_computes_with_differently_have_programs_of_their_own():
-    prepared = ahead(jax.jit(jnp.multiply))
+    prepared = compiled_calls(jax.jit(jnp.multiply))
     half = np.ones(3, np.float16)
     # Of a number without a type the product has the other's type.
     with jax.numpy_dtype_promotion("standard"):
@@ -139,7 +139,7 @@ def test_parts_on_devices_are_compiled_once_and_in_this_thread(wide):
         threads.add(threading.get_ident())
         return (column * scale).astype(float)
 
-    prepared = ahead(jax.jit(program, static_argnames="scale"))
+    prepared = compiled_calls(jax.jit(program, static_argnames="scale"))
     with jax.enable_x64(wide):
         found = on_devices(lambda part: prepared(part, scale=2.0), values, 3)
         results = list(found)
