@@ -113,7 +113,7 @@ class NextTask(NamedTuple):
     Attributes:
       part: in a study with secure sums, this site's part; the request then asks for all others.
       without_factor: whether the task may come with None in place of the factor, because the answer does
-        not depend on it. Over a network this saves half of what is sent.
+        not depend on it. Over a network such a task has half the bytes.
     """
 
     client: str

@@ -34,10 +34,10 @@ _Found = TypeVar("_Found")
 def thread_count(most: int | None = PARTS) -> int:
     """Returns how many parts to compute at a time, so that all processors and devices are at work.
 
-    Of accelerators two parts each, so that one is prepared while the other is computed.
+    An accelerator gets two parts, so that one is prepared while the other is computed.
 
     Args:
-      most: of processors that count as one device, how many to use, for the sake of memory; None for all.
+      most: how many processors to use at most, since each part takes memory; None for all.
     """
     found = devices()
     if found[0].platform != "cpu":
@@ -121,14 +121,14 @@ def side_by_side(
 def on_devices(
     prepared: Callable[[_Part], Callable[[], _Found]], parts: Iterable[_Part], threads: int
 ) -> Generator[_Found, None, None]:
-    """Yields what the calls of all parts return, in the order of the parts, whichever device they run on.
+    """Computes parts on all devices, and yields their results in the order of the parts.
 
     JAX computes the calls of one thread one after the other, so each call runs in one of several threads.
     Parts are dealt out to ``devices`` in turn.
 
     Args:
-      prepared: returns the call of a part; called in this thread, where JAX's default device is that of the
-        part. Programs should be traced and compiled here (`compiled_calls`).
+      prepared: returns a function without arguments that computes a part. It is called in this thread, with
+        the part's device as JAX's default. Programs should be traced and compiled here (`compiled_calls`).
       parts: as of ``side_by_side``.
       threads: as of ``side_by_side``; see ``thread_count``.
     """
