@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "OF_FILE",
     "Question",
     "as_address",
     "choice",
@@ -32,6 +33,8 @@ __all__ = [
 
 _Result = TypeVar("_Result")
 _BACK, _SKIP = "back", "skip"
+OF_FILE = "of the file"
+"""Among the answers: the paths of keys that follow from a file's records."""
 
 
 class Question(NamedTuple):
@@ -48,6 +51,8 @@ class Question(NamedTuple):
       flag: the flag that gave it, where it is not the key.
       show: writes a value for the review; None shows the text.
       remark: what to say of an answer that was just typed, though it is taken; "" says nothing.
+      of_file: the paths of the study's keys that follow from a file's records, with an answer that was
+        typed or confirmed; what a flag gave does not.
     """
 
     key: str
@@ -60,6 +65,7 @@ class Question(NamedTuple):
     flag: str = ""
     show: Callable[[Any], str] | None = None
     remark: Callable[[Any], str] | None = None
+    of_file: Callable[[Any], Iterable[str]] | None = None
 
     def value(self, text: str) -> Any:
         """Returns what an answer means.
@@ -123,7 +129,7 @@ def converse(
     typed: dict[str, str] = {}
     earlier: dict[str, str] = {}  # answers that are to be given again
     while True:
-        said: dict[str, Any] = {}
+        said: dict[str, Any] = {OF_FILE: frozenset()}
         asked: dict[str, tuple[Question, str]] = {}
         back = False
         for each in questions(said):
@@ -145,6 +151,8 @@ def converse(
             else:
                 text = str(each.given)
             said[each.key] = value
+            if each.of_file is not None and each.key in typed and value is not None:
+                said[OF_FILE] |= {*each.of_file(value)}
             asked[each.key] = each, text or str(each.default)
         if not back:
             if not typed:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvi import errors
 from fedvi.cli._asking import Question
+from fedvi.cli._of_file import not_written
 from fedvi.study.drafts import declarations
 from fedvi.study.drafts.units import parse_unit
 from fedvi.study.rare_references import FEW_LEVELS, RARE
@@ -91,7 +92,15 @@ def column_questions(
     words = f"{name}: {_looks(guess, default, expected)}" + (f", or {OUT}" if free else "")
     read, why = _column_reader(name, free=free), _TYPES + (_OUT_TOO if free else "")
     remark = functools.partial(_remark, name, guess)
-    yield Question(f"column {name}", words, why, read, default, given, may_skip=True, remark=remark)
+    of_file = None
+    if guess is not None and default is not None:
+        of_file = functools.partial(_of_suggestion, name, read, default, expected)
+    yield Question(
+        *(f"column {name}", words, why, read, default, given),
+        may_skip=True,
+        remark=remark,
+        of_file=of_file,
+    )
     table = said[f"column {name}"] or {}
     kind = table.get("type")
     after, words = "", ""
@@ -107,8 +116,14 @@ def column_questions(
         words, read = words + (f", or {OUT}" if free else ""), _column_reader(name, kind, free)
         why = (_BOUNDS if after == "bounds" else _LEVELS) + (_OUT_TOO if free else "")
         of_levels = remark if after == "levels" else None  # of a number it was said with its type
+        of_file = None
+        if listed_levels is not None:
+            of_file = functools.partial(_of_suggestion, name, read, listed_levels, "level")
         yield Question(
-            *(f"{after} {name}", words, why, read, listed_levels), may_skip=True, remark=of_levels
+            *(f"{after} {name}", words, why, read, listed_levels),
+            may_skip=True,
+            remark=of_levels,
+            of_file=of_file,
         )
         if OUT in (said[f"{after} {name}"] or {}):
             return
@@ -130,7 +145,33 @@ def column_questions(
     asks = expected is None and bool(said.get("gaps"))
     yield from _of_codes(name, kind, guess, listed, asks)
     if expected is None:
-        yield from _of_gaps(said, name, guess, rule, asks)
+        yield from _of_gaps(said, name, guess, flagged, asks)
+
+
+def _of_suggestion(
+    name: str,
+    read: Callable[[str], dict[str, Any]],
+    suggestion: str,
+    expected: str | None,
+    table: Mapping[str, Any],
+) -> tuple[str, ...]:
+    """Returns what an answer has of a file: all that was suggested, if it was taken as it was.
+
+    Args:
+      read: makes a table of a text.
+      suggestion: what the file's records suggest.
+      expected: the type, where it does not follow from them.
+      table: the answer.
+    """
+    kind = table.get("type")
+    try:
+        if table != read(suggestion):
+            return ()
+    except errors.ConfigError:  # no study may have it
+        return ()
+    keys = ["type"] * (kind != expected) + ["levels"] * ("levels" in table)
+    keys += ["true"] * (kind == "binary")
+    return tuple(f"data.schema.{name}.{key}" for key in keys)
 
 
 def _of_unit(
@@ -201,6 +242,11 @@ def _of_codes(
         words, default = f"{name}: numbers that mean missing, such as 999,-9 (no: none do)", "no"
     else:
         return
+
+    def of_file(table: dict[str, Any]) -> tuple[str, ...]:
+        seen_too = {*codes}.intersection(map(str, table.get("missing_values", ())))
+        return (f"data.schema.{name}.missing_values",) if seen_too else ()
+
     yield Question(
         f"missing-values {name}",
         words,
@@ -209,20 +255,28 @@ def _of_codes(
         default,
         listed,
         show=lambda table: ", ".join(map(str, table.get("missing_values", ["none"]))),
+        of_file=of_file,
     )
 
 
 def _of_gaps(
-    said: Mapping[str, Any], name: str, guess: "Guess | None", rule: str | None, asks: bool
+    said: Mapping[str, Any], name: str, guess: "Guess | None", flagged: Flagged, asks: bool
 ) -> Iterator[Question]:
     """Asks for the rule of missing cells, where there are any, or where it was wanted of all columns."""
     from fedvi.data.suggest import words_for_missing
 
-    kind = table_of(said, name)["type"]
-    # Words of the file are written where a person has seen them in the question, which a flag answers.
-    odd: list[Any] = (
-        [] if guess is None or rule is not None else list(words_for_missing(guess, kind))
+    kind, rule = table_of(said, name)["type"], flagged.rule
+    # Words of the file are written where a person has seen them in the question, which a flag answers;
+    # and none beside levels or cells that a flag declares.
+    is_declared = flagged.cells is not None or (
+        flagged.declared is not None and kind in ("level", "binary")
     )
+    words_of_file = [] if guess is None or rule is not None else words_for_missing(guess, kind)
+    odd: list[Any] = [] if is_declared else list(words_of_file)
+    of_file = [f"data.schema.{name}.missing_values"] * bool(odd)
+    if not asks and not (flagged.cells is not None and said.get(f"missing-values {name}")):
+        # Where nothing is missing in the file, nothing is asked, nor written.
+        of_file.append(f"data.schema.{name}.missing")
     odd += (said.get(f"missing-values {name}") or {}).get("missing_values", [])
     if rule is None and not odd and not asks and (guess is None or not guess.missing):
         return
@@ -232,7 +286,9 @@ def _of_gaps(
         stood = sum(count for code, count in guess.stand_ins if int(code) in odd)
         words = f"{name}: {_share(guess, stood)} of its cells are missing{beside}. {_RULES}"
     read = _missing_reader(name, table_of(said, name), odd)
-    yield Question(f"missing {name}", words, _MISSING, read, "drop", rule)
+    yield Question(
+        f"missing {name}", words, _MISSING, read, "drop", rule, of_file=lambda _: of_file
+    )
 
 
 def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> str:
@@ -342,7 +398,7 @@ def _check(name: str, table: dict[str, Any]) -> None:
 def _remark(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     said = (
         _unseen(name, guess, table),
-        _undeclared(guess, table),
+        not_written(name, guess, table) if declarations.cells_of(table) else "",
         _rare_reference(name, guess, table),
     )
     return "\n".join(filter(None, said))
@@ -365,26 +421,6 @@ def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> 
         f"few records of this file have {first}, with which all others are compared: all intervals of "
         f"{name} would be wide. If another level is common everywhere, correct {name} with `back`, and put "
         "it first"
-    )
-
-
-def _undeclared(guess: "Guess | None", table: dict[str, Any]) -> str:
-    """Says how many cells are neither a level nor a true or false that was declared; "" if few are."""
-    from fedvi.data.guess import spelt
-    from fedvi.data.schema import as_code
-
-    declared = declarations.cells_of(table)
-    if guess is None or not declared or guess.different > len(guess.values):
-        return ""
-    known = {spelt(as_code(cell)) for cell in declared}
-    read = guess.cells - guess.missing - guess.unreadable
-    others = read - sum(n for cell, n in guess.values if cell in known)
-    tenths = round(10.0 * others / max(guess.cells, 1))
-    if tenths == 0:
-        return ""
-    return (
-        f"about {10 * tenths} % of its cells are none of these: records with them are left out, or have a "
-        "missing cell if you name them in the study's missing_values"
     )
 
 

@@ -23,7 +23,7 @@ def files_of(answers: Answers, drafted: drafting.Draft, server: str) -> dict[str
         "study.schema.json": schemas["study"],
         "compose.coordinator.yaml": starting.coordinator_text(answers),
         "compose.site.yaml": starting.site_text(answers, server),
-        "README.md": starting.steps_text(answers, server, drafted.open),
+        "README.md": starting.steps_text(answers, server, drafted.open, drafted.read),
     }
     if answers.private:  # a policy admits no study that promises nothing
         files |= {

@@ -293,6 +293,8 @@ class Asked(NamedTuple):
     def _promise(
         self, said: Mapping[str, Any], guesses: "Mapping[str, Guess]"
     ) -> Iterator[Question]:
+        from fedvi.data.guess import is_of_people
+
         given, column = self.given, self.given["unit_column"]
         words = "Promise differential privacy (dp, or none)"
         why = "dp: what leaves a site is noised. none: it is not, and nothing is promised."
@@ -312,7 +314,12 @@ class Asked(NamedTuple):
             if repeated:
                 words = f"{repeated} repeats, so that a patient may have several rows. {words}"
             why = "record: a row is protected. patient: all rows of a patient together."
-            yield Question("unit", words, why, choice(("record", "patient")), unit, given["unit"])
+            # A column of this name may repeat or not: so does the default.
+            follows = any(is_of_people(guess.name) for guess in guesses.values())
+            yield Question(
+                *("unit", words, why, choice(("record", "patient")), unit, given["unit"]),
+                of_file=lambda answer: ["privacy.unit"] * (follows and answer == unit),
+            )
             if said["unit"] == "patient":
                 words = "Column that says whose a row is"
                 why = "It is read as text, is no covariate, and never leaves the site."
@@ -320,7 +327,10 @@ class Asked(NamedTuple):
                 called = "patient_id" if repeated is None or not people else self.names[repeated]
                 known = self.header is None or called in self.header.columns
                 default = called if known else None
-                yield Question("unit-column", words, why, read_column, default, column)
+                yield Question(
+                    *("unit-column", words, why, read_column, default, column),
+                    of_file=lambda answer: ["data.unit_column"] * (people and answer == default),
+                )
                 yield from self._rows(said, guesses)
             words = "Neighbouring relation (substitute, add_remove)"
             read_relation = choice(("substitute", "add_remove"))

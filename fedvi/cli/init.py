@@ -5,7 +5,7 @@ import functools
 import os
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +20,10 @@ from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
 
 if TYPE_CHECKING:
     from fedvi.data.names import Names
-from fedvi.cli._asking import converse, slug, wrapped
+from fedvi.cli._asking import OF_FILE, converse, slug, wrapped
 from fedvi.cli._column_questions import table_of
 from fedvi.cli._drafted import check_target, files_of, schemas_of, write_all
+from fedvi.cli._of_file import name_shown, not_written, what_was_read
 from fedvi.cli._questions import Asked, Opened, formula_of
 from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
 
@@ -54,7 +55,8 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     type=click.Path(path_type=Path),
     help="Take the names of columns from this file (CSV, Parquet or NumPy's), and nothing of a record. A "
     "terminal also asks whether to look at the records, on this machine, to suggest types and levels that "
-    "you confirm.",
+    "you confirm, and that the study then marks as read from the file. What flags declare stands whatever "
+    "the file holds.",
 )
 @columns_flag
 @separator_flag
@@ -208,18 +210,22 @@ def init(
         click.echo(wrapped(told))
     given |= {"address": address, "name_default": slug(folder.resolve().name)}
 
-    def finish(said: Mapping[str, Any]) -> tuple[Answers, drafting.Draft, str]:
+    def finish(said: Mapping[str, Any]) -> tuple[Answers, drafting.Draft, Mapping[str, Any]]:
         answers, drafted = _checked(_answers(said, folder, said.get("from", opened), given))
-        return answers, drafted, said["server"]
+        return answers, drafted, said
 
     # Once a file, since questions are asked anew where an earlier answer is changed.
     open_file = functools.cache(lambda path: Opened(path, _header(path, given)))
     asked = Asked(on, opened, given, open_file)
-    answers, drafted, server = converse(asked.questions, finish, on)
-    files = files_of(answers, drafted, server)
+    answers, drafted, said = converse(asked.questions, finish, on)
+    files = files_of(answers, drafted, said["server"])
     write_all(folder, files)
     for name in files:
         click.echo(f"wrote {folder / name}")
+    if read := what_was_read(answers, drafted.read):
+        click.echo(wrapped(read))
+    for line in _left_out(said, answers, given["stated"]):
+        click.echo(wrapped(line))
     for key in drafted.open:
         click.echo(f"still to be stated in study.toml: {key}")
     for line in _warnings(drafted):
@@ -231,6 +237,16 @@ def init(
 
 def _on_terminal() -> bool:
     return sys.stdin.isatty()
+
+
+def _left_out(said: Mapping[str, Any], answers: Answers, stated: tuple[str, ...]) -> Iterator[str]:
+    """Yields what a file has in columns that flags declare, and the study has not; all else was told."""
+    flagged = {declarations.parse_column(text)[0] for text in stated}
+    for name, table in answers.columns.items():
+        if {name, table.get("column", name)} & flagged:
+            told = not_written(name, (said.get("look") or {}).get(name), table)
+            if told:
+                yield told
 
 
 def _answers(
@@ -245,6 +261,9 @@ def _answers(
     promise = {key: said[key] for key in ("epsilon", "delta", "unit", "relation") if key in said}
     private = said["protection"] == "dp"
     most = said.get("max-records") if private else given["max_records"]
+    # Columns of identifiers, of texts and of one value are no covariates of a formula of all columns.
+    is_read = said["formula"].all_columns and bool(said.get("look"))
+    of_file = said[OF_FILE] | ({"model.formula"} if is_read else set())
     tables = {}
     for name in drafting.variables(formula):
         table = table_of(said, name)
@@ -268,6 +287,8 @@ def _answers(
         file_columns=() if header is None or given["columns"] is None else header.columns,
         files=_beside(source, folder),
         all_columns=said["formula"].all_columns and not said.get("look"),
+        of_file=of_file,
+        source="the file" if source is None else name_shown(source),
         **promise,
     )
 

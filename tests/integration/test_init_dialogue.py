@@ -346,9 +346,9 @@ def test_an_answer_that_no_study_may_have_is_refused_where_it_is_asked(
         asked.say("sex: what it may hold", "binary:m/f")
         assert "no cell" not in asked.say("stage: what it may hold", "level:II,III")
         said = asked.say("lactate: what it may hold", "back")
-        assert "about 30 % of its cells are none of these: records with them are left out" in said
-        assert "none of these" not in asked.say("stage: what it may hold", "level:I,II,III")
-        asked.say("lactate: what it may hold", "back")
+        assert "stage: the file also has I, IV, which you did not declare" in said
+        asked.say("stage: what it may hold", "level:I,II,III,IV")
+        assert "did not declare" not in asked.say("lactate: what it may hold", "back")
         asked.say("stage: what it may hold", "level:1,II,III,IV")
         # Of a bound that nobody knows: the column may still leave the formula.
         said = asked.say("lactate: what it may hold", "")
@@ -568,4 +568,4 @@ def test_lines_that_cannot_be_read_are_not_cells_of_another_level(tmp_path: Path
         asked.say("to suggest types and levels", "")
         asked.say("Are cells of covariates missing", "")
         asked.say("stage: what it may hold", "level:I,II,III")
-        assert "none of these" not in asked.until("Enter writes the study")
+        assert "did not declare" not in asked.until("Enter writes the study")

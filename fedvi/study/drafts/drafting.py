@@ -1,7 +1,7 @@
 """Drafts the study that `fedvi init` writes, with a reason beside each line.
 
 Needs no JAX and reads no record. A value that nobody has stated is written so that every reader of a study
-refuses it: a draft cannot run by accident.
+refuses it: a draft cannot run by accident. A value that was read from a file's records is marked.
 """
 
 import dataclasses
@@ -41,6 +41,18 @@ _THIN = (
     "# patient or of a site, here and, with its table, below.",
 )
 _COMMENT_COLUMN = 34
+# What the number of coefficients follows from.
+_COEFFICIENTS = ("formula", "type", "levels", "missing")
+_FOLLOWING = ("solver.clip_norm", "schedule.rounds")
+_READ_FROM = "read from {}"
+_MARKED = (
+    "# What is marked `{}` follows from the records of that file: it is data, and no",
+    "# privacy loss is charged for it. Replace it by what a protocol or a code book says.",
+)
+_LEVELS_READ = (
+    "# {} {}: they are data, and no privacy loss is charged for them.",
+    "# Replace them by those of the code book.",
+)
 PRIOR_SCALE = 2.5
 """The prior's sd that a draft has: for half the width of bounds, or about an sd, it leaves nearly all to
 the records."""
@@ -72,6 +84,9 @@ class Answers:
       file_columns: names of all their columns, if their first lines do not have them.
       all_columns: whether the formula has all columns of a file, which a person must reduce.
       files: site → its file, relative to the study file; by default named after the site.
+      of_file: paths of keys whose values follow from the records of a file, not from a person: ``levels``
+        stands for ``codes``, too, and ``true`` for ``false`` and ``words``.
+      source: the name of that file, for comments.
     """
 
     name: str
@@ -97,6 +112,8 @@ class Answers:
     file_columns: tuple[str, ...] = ()
     files: str = "{}.csv"
     all_columns: bool = False
+    of_file: frozenset[str] = frozenset()
+    source: str = "the file"
 
     @property
     def of(self) -> Accepted:
@@ -119,6 +136,36 @@ class Answers:
         """The most answers of each site."""
         able = SOLVERS[self.chosen_solver]
         return able.few_rounds if self.few_rounds else able.rounds
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """Paths of the keys in the draft that follow from a file's records, in its order."""
+        columns = [
+            path
+            for name in variables(self.formula)
+            for key in ("type", "levels", "true", "missing", "missing_values")
+            if (path := f"data.schema.{name}.{key}") in self.of_file
+        ]
+        found = [path for path in ("model.formula",) if path in self.of_file]
+        # `fedvi init` computes these from the number of coefficients.
+        if self.private and any(path.endswith(_COEFFICIENTS) for path in (*found, *columns)):
+            found += ["solver.clip_norm"] * (self.clip_norm != "auto") + ["schedule.rounds"]
+        if self.private:
+            keys = ("privacy.unit", *(["data.unit_column"] * (self.unit == "patient")))
+            found += [path for path in keys if path in self.of_file]
+        return (*found, *columns)
+
+    @property
+    def mark(self) -> str:
+        """What stands beside each of these keys."""
+        return _READ_FROM.format(self.source)
+
+    def why(self, path: str, why: str = "", more: str = "") -> str:
+        """Returns a key's reason, with the mark if its value follows from a file's records."""
+        if path not in self.read:
+            return why
+        before = "follows from what is " if path in _FOLLOWING else ""
+        return "; ".join(filter(None, (why, before + self.mark + more)))
 
 
 def model_of(kind: str) -> Accepted:
@@ -158,10 +205,12 @@ class Draft(NamedTuple):
     Attributes:
       text: of ``study.toml``.
       open: paths of keys that a person must still state; a text with such keys is refused.
+      read: paths of keys that are marked, since their values follow from a file's records.
     """
 
     text: str
     open: tuple[str, ...]
+    read: tuple[str, ...] = ()
 
 
 def draft(answers: Answers) -> Draft:
@@ -176,6 +225,7 @@ def draft(answers: Answers) -> Draft:
         "#:schema ./study.schema.json",
         "# What all sites agree on, before any record is read. Every site must hold the same file:",
         "# `fedvi check study.toml` prints its digest, with the plan and its price.",
+        *(line.format(answers.mark) for line in (_MARKED if answers.read else ())),
         "",
         "[study]",
         _line("name", answers.name),
@@ -183,7 +233,11 @@ def draft(answers: Answers) -> Draft:
         "",
         "[model]",
         _line("kind", answers.kind, f"of {answers.of.words or answers.of.needed}"),
-        _line("formula", answers.formula),
+        _line(
+            "formula",
+            answers.formula,
+            answers.why("model.formula", more=", and so which columns are below"),
+        ),
         *(_THIN if answers.all_columns else ()),
         *_settings(answers),
         "",
@@ -204,7 +258,7 @@ def draft(answers: Answers) -> Draft:
         *_data(answers, missing),
     ]
     for name in variables(answers.formula):
-        lines += ["", *_column(name, answers.columns.get(name, {}), missing)]
+        lines += ["", *_column(answers, name, missing)]
     lines += ["", "# The sites. `data` is read by `fedvi simulate`; `fedvi client` has --data."]
     for client in answers.clients:
         lines += [
@@ -213,7 +267,7 @@ def draft(answers: Answers) -> Draft:
             _line("data", answers.files.format(client)),
             "",
         ]
-    return Draft("\n".join(lines).rstrip() + "\n", tuple(missing))
+    return Draft("\n".join(lines).rstrip() + "\n", tuple(missing), answers.read)
 
 
 def _settings(answers: Answers) -> list[str]:
@@ -285,7 +339,7 @@ def _solver(answers: Answers) -> list[str]:
     longest = f"longest contribution of one {answers.unit}: `fedvi check` says {how}"
     return [
         *lines,
-        _line("clip_norm", answers.clip_norm, longest),
+        _line("clip_norm", answers.clip_norm, answers.why("solver.clip_norm", longest)),
         *(_line(key, value, why) for key, (value, why) in solver.settings.items()),
         _line("sampler", "full", "every record in every sum"),
         "# noise_multiplier is left out: it is calibrated to [privacy]",
@@ -293,7 +347,8 @@ def _solver(answers: Answers) -> list[str]:
 
 
 def _rounds(answers: Answers) -> list[str]:
-    lines = [_line("rounds", answers.rounds, "answers of each site, at most")]
+    why = answers.why("schedule.rounds", "answers of each site, at most")
+    lines = [_line("rounds", answers.rounds, why)]
     if not answers.private:
         lines.append(_line("tolerance", 0.01, "ends earlier, once no mean moves by more (in sds)"))
     return lines
@@ -317,7 +372,9 @@ def _privacy(answers: Answers) -> list[str]:
         "[privacy]",
         _line("epsilon", answers.epsilon, "largest privacy loss over the whole study"),
         _line("delta", answers.delta, "far below 1 / max_records"),
-        _line("unit", answers.unit, f"protects {protected[answers.unit]}"),
+        _line(
+            "unit", answers.unit, answers.why("privacy.unit", f"protects {protected[answers.unit]}")
+        ),
         _line("relation", answers.relation, meant[answers.relation]),
         _line(
             "disjoint",
@@ -342,7 +399,8 @@ def _data(answers: Answers, missing: list[str]) -> list[str]:
         if answers.unit_column is None:
             missing.append("data.unit_column")
         else:
-            lines.append(_line("unit_column", answers.unit_column, "whose a row is; never leaves"))
+            why = answers.why("data.unit_column", "whose a row is; never leaves")
+            lines.append(_line("unit_column", answers.unit_column, why))
         why = "rows of one patient that are used, at most: the first in the file"
         # A study may name no such bound before it names the column.
         key = ("# " if answers.unit_column is None else "") + "max_rows_per_unit"
@@ -359,8 +417,8 @@ def _data(answers: Answers, missing: list[str]) -> list[str]:
     ]
 
 
-def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str]:
-    path = f"data.schema.{name}"
+def _column(answers: Answers, name: str, missing: list[str]) -> list[str]:
+    table, path = answers.columns.get(name, {}), f"data.schema.{name}"
     lines = [f"[data.schema.{written_key(name)}]"]
     if "column" in table:
         lines.append(_line("column", table["column"], "its name in the files"))
@@ -375,7 +433,11 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
             "# true = [1]                      # of a binary column: cells that mean true,",
             "# false = [0]                     # and false",
         ]
-    lines.append(_line("type", kind))
+    why = answers.why(f"{path}.type", more=", and so which keys are below")
+    lines.append(_line("type", kind, why))
+    for key, what in (("levels", "Levels"), ("true", "Cells")):
+        if f"{path}.{key}" in answers.read:
+            lines += [line.format(what, answers.mark) for line in _LEVELS_READ]
     if kind in ("number", "count"):
         if "bounds" in table:
             lines.append(
@@ -389,25 +451,31 @@ def _column(name: str, table: Mapping[str, Any], missing: list[str]) -> list[str
             lines.append(_line("# unit", "years", "what it is counted in, for tables and reports"))
     elif kind == "level":
         if "levels" in table:
-            lines.append(_line("levels", table["levels"], "the first is the reference"))
+            why = answers.why(f"{path}.levels", "the first is the reference")
+            lines.append(_line("levels", table["levels"], why))
             if "codes" in table:
-                lines.append(
-                    _line("codes", table["codes"], "cells of the files, and what they mean")
-                )
+                why = answers.why(f"{path}.levels", "cells of the files, and what they mean")
+                lines.append(_line("codes", table["codes"], why))
         else:
             missing.append(f"{path}.levels")
             lines.append(_line("levels", [], "STATE ME: all that may occur, the reference first"))
     else:
         lines += [
-            _line("true", table.get("true", [1]), "cells that mean true"),
-            _line("false", table.get("false", [0])),
+            _line(
+                "true", table.get("true", [1]), answers.why(f"{path}.true", "cells that mean true")
+            ),
+            _line("false", table.get("false", [0]), answers.why(f"{path}.true")),
         ]
         if "words" not in table:
             said = _words(table)
             key = "words" if said else "# words"
-            lines.append(_line(key, said or ["yes", "no"], "what true and false mean, for reports"))
+            why = "what true and false mean, for reports"
+            why = answers.why(f"{path}.true", why) if said else why
+            lines.append(_line(key, said or ["yes", "no"], why))
     more = ("unit", "words", "missing", "missing_values")
-    return lines + [_line(key, table[key]) for key in more if key in table]
+    return lines + [
+        _line(key, table[key], answers.why(f"{path}.{key}")) for key in more if key in table
+    ]
 
 
 def _words(table: Mapping[str, Any]) -> list[str]:

@@ -15,6 +15,9 @@ def policy_text(answers: Answers) -> str:
     life, is_own = answers.epsilon * 4, ":" in answers.kind
     built_in = [] if is_own else [answers.kind]
     own = _CUSTOM.format(toml(answers.kind)) if is_own else ""
+    rounds = answers.why("schedule.rounds", "answers, at most")
+    units = answers.why("privacy.unit")
+    units = f"                # {units}" if units else ""
     return f"""\
 #:schema ./policy.schema.json
 # What this site allows, whatever the study or the server asks: whoever owns the data decides.
@@ -23,7 +26,7 @@ def policy_text(answers: Answers) -> str:
 [run]                             # each study by itself
 epsilon = {toml(answers.epsilon)}
 delta = {toml(answers.delta)}
-rounds = {answers.rounds}                       # answers, at most
+rounds = {answers.rounds}                       # {rounds}
 # noise_multiplier = 1.0          # the smallest that is allowed
 
 # [life]                          # all studies of this site together; a cap that is kept on disk,
@@ -35,7 +38,7 @@ rounds = {answers.rounds}                       # answers, at most
 
 [allow]                           # what is left out allows every built-in
 relations = {relations}
-units = ["{answers.unit}"]
+units = ["{answers.unit}"]{units}
 models = {toml(built_in)}
 solvers = ["{answers.chosen_solver}"]
 simulated_noise = false           # noise that guarantees nothing
@@ -124,13 +127,16 @@ volumes:
 """
 
 
-def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str:
+def steps_text(
+    answers: Answers, server: str, open_keys: tuple[str, ...], read_keys: tuple[str, ...] = ()
+) -> str:
     """Writes the remaining steps to a posterior, in order.
 
     Args:
       answers: of the study.
       server: HOST:PORT of the server.
       open_keys: keys that must still be stated in the study.
+      read_keys: keys that follow from a file's records.
     """
     host = server.rpartition(":")[0]
     first = answers.clients[0]
@@ -146,6 +152,13 @@ def steps_text(answers: Answers, server: str, open_keys: tuple[str, ...]) -> str
         if open_keys
         else ""
     )
+    if read_keys:
+        state += (
+            f"Replace what was {answers.mark} by what a protocol or a code book says. It is data, and no\n"
+            "privacy loss is charged for it:\n"
+            + "".join(f"- `{key}`\n" for key in read_keys)
+            + "\n"
+        )
     promise = (
         f"The promise to each {answers.unit}: ε ≤ {toml(answers.epsilon)} at δ = "
         f"{toml(answers.delta)}, under `{answers.relation}`."
