@@ -1,6 +1,8 @@
 """fedvi: federated, differentially private variational inference; the public names live here."""
 
 import importlib
+import importlib.metadata
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +49,25 @@ _PUBLIC = {
     "simulate": "fedvi.results.simulation",
 }
 _PACKAGES = ("expfam", "models", "privacy", "report")
+
+# XLA of jaxlib 0.10 joins a product of matrices and a sum over its result in one program, and gives rows
+# of a batch the numbers of other rows (SECURITY.md, FEDVI-2026-05). Empty, this flag keeps the two apart.
+_APART = "--xla_cpu_experimental_ynn_fusion_type"
+
+
+def _keep_apart() -> None:
+    """Sets the flag, unless XLA has read its flags; `fedvi.inference.compiler` checks what came of it."""
+    try:
+        version = importlib.metadata.version("jaxlib")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    flags, bridge = os.environ.get("XLA_FLAGS", ""), sys.modules.get("jax._src.xla_bridge")
+    has_begun = bridge is not None and bridge.backends_are_initialized()
+    if version.startswith("0.10.") and _APART not in flags and not has_begun:
+        os.environ["XLA_FLAGS"] = f"{flags} {_APART}=".strip()
+
+
+_keep_apart()
 
 # Hidden from type checkers, which read the imports above and would accept any name.
 if not TYPE_CHECKING:

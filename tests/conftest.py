@@ -27,9 +27,14 @@ import jax
 import pytest
 from hypothesis import settings
 
+# Imports fedvi, which sets flags before JAX computes anything.
+from fedvi.run.compiled import keep_passes
 from tests.tiers import FAST, LIMIT, Tiers
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# The compiler is checked once a machine, not once a worker.
+keep_passes()
 
 _MANY_MAPS = 20_000
 
@@ -63,6 +68,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
             rules.enter_context(jax.numpy_rank_promotion("raise"))
             rules.enter_context(jax.numpy_dtype_promotion("strict"))
         return (yield)
+
+
+@pytest.fixture(autouse=True)
+def unchecked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out the check of compiled steps on made-up records, which takes longer than most tests.
+
+    Not where the mark ``checks_rows`` asks for it, not in processes that a test starts, and not in the
+    nightly tier.
+    """
+    is_nightly = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+    if is_nightly or request.node.get_closest_marker("checks_rows") is not None:
+        return
+    monkeypatch.setattr("fedvi.inference.svi_steps.Steps.checked", lambda *given: None)
+    monkeypatch.setattr("fedvi.inference.rows_alike.check", lambda *given: None)
 
 
 @pytest.fixture(scope="module", autouse=True)

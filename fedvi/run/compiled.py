@@ -2,7 +2,9 @@
 
 import contextlib
 import glob
+import hashlib
 import os
+import platform
 import re
 import stat
 import warnings
@@ -13,7 +15,9 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
-__all__ = ["SWITCH", "compilation_cache", "keep_programs"]
+from fedvi.inference import compiler
+
+__all__ = ["SWITCH", "compilation_cache", "keep_passes", "keep_programs"]
 
 SWITCH = "FEDVI_COMPILATION_CACHE"  # a folder, or "off"; commands keep their programs by default
 _MOST_BYTES = 512 * 2**20
@@ -52,13 +56,15 @@ def compilation_cache(folder: str | os.PathLike[str] | None = None) -> Path:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     # An earlier compilation has fixed that there is no cache.
     jax_cache.reset_cache()
+    keep_passes()
     return chosen
 
 
 def keep_programs(tell: Callable[[str], object]) -> None:
     """Calls ``compilation_cache`` for a command that also works without it.
 
-    Does nothing if the variable `SWITCH` is "off", or JAX was given a folder of its own. If programs cannot
+    Does nothing if the variable `SWITCH` is "off"; if JAX was given a folder of its own, only passes of
+    `compiler.check` are kept, in that folder. If programs cannot
     be stored, for example on a full disk, ``tell`` is called once and nothing more is stored. An entry that
     was not fully written, then or by a killed process, is removed.
 
@@ -66,7 +72,10 @@ def keep_programs(tell: Callable[[str], object]) -> None:
       tell: called with a sentence.
     """
     wanted = os.environ.get(SWITCH, "")
-    if wanted.lower() in ("off", "0", "false", "no") or _given():
+    if wanted.lower() in ("off", "0", "false", "no"):
+        return
+    if _given():
+        keep_passes()
         return
     try:
         folder = compilation_cache(wanted or None)
@@ -91,6 +100,63 @@ def keep_programs(tell: Callable[[str], object]) -> None:
 
     warnings.showwarning = show
     warnings.filterwarnings("always", message="Error (reading|writing) persistent compilation")
+
+
+def keep_passes() -> None:
+    """Keeps passes of `compiler.check` beside the compiled programs, wherever JAX keeps these.
+
+    A pass is a file named by a hash of the compiler's key and of this machine's processors. None is read
+    from, or written to, a folder that others may write to.
+    """
+    compiler.keep_with(_Passes())
+
+
+class _Passes:
+    """The `compiler.Keeper` of `keep_passes`. What cannot be read or written counts as not kept."""
+
+    def known(self, key: str) -> bool:
+        file = _pass_file(key)
+        try:
+            return file is not None and file.read_text("utf-8") == _pass_text(key)
+        except (OSError, ValueError):
+            return False
+
+    def keep(self, key: str) -> None:
+        file = _pass_file(key)
+        if file is None:
+            return
+        with contextlib.suppress(OSError):
+            file.write_text(_pass_text(key), "utf-8")
+
+
+def _pass_file(key: str) -> Path | None:
+    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if not folder:
+        return None
+    found = Path(folder).absolute()  # "gs://…" is no folder here, and is refused as missing
+    try:
+        _check_own(found)
+    except OSError:
+        return None
+    return found / f"compiler-{hashlib.sha256(_pass_text(key).encode()).hexdigest()[:32]}.ok"
+
+
+def _pass_text(key: str) -> str:
+    return f"the compiler has passed fedvi's check\n{key}\n{_processors()}\n"
+
+
+def _processors() -> str:
+    """Returns what XLA's code for CPUs depends on: the processor, its features, and how many are usable."""
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    # Other lines, such as the frequency, change from call to call.
+    told = {
+        line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))
+    }
+    features = hashlib.sha256("\n".join(sorted(told)).encode()).hexdigest()
+    return f"{platform.machine()} {platform.processor()} {usable} {features}"
 
 
 def _given() -> bool:
