@@ -4,11 +4,12 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from fedvi import errors
 from fedvi.privacy import pairs
 from fedvi.privacy.agreement import Turn
+from fedvi.privacy.owned import not_copied
 from fedvi.privacy.pairs import Keys
 
 __all__ = ["Held", "data", "ratcheted", "read", "text", "written"]
@@ -57,6 +58,9 @@ class Held(NamedTuple):
 
     def __repr__(self) -> str:
         return "Held()"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise not_copied(self)
 
 
 def ratcheted(held: Held, visit: int) -> Held:

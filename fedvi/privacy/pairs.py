@@ -15,7 +15,7 @@ the package cryptography.
 import hashlib
 import hmac
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
@@ -28,6 +28,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 
 from fedvi import errors
 from fedvi.privacy.masks import KEY_BYTES
+from fedvi.privacy.owned import not_copied
 
 __all__ = [
     "OFFER_BYTES",
@@ -64,6 +65,9 @@ class Keys(NamedTuple):
 
     def __repr__(self) -> str:
         return "Keys()"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise not_copied(self)
 
     def opened(self) -> "Opened":
         """Returns the keys ready for use; as slow as one key agreement."""
@@ -109,6 +113,9 @@ class Offered(NamedTuple):
 
     def __repr__(self) -> str:
         return "Offered()"
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise not_copied(self)
 
 
 def new_keys() -> Keys:

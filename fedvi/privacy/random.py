@@ -24,6 +24,7 @@ import numpy as np
 from jax import lax
 
 from fedvi import errors
+from fedvi.privacy.owned import Unique
 from fedvi.typing import Key
 
 __all__ = [
@@ -60,8 +61,8 @@ _FEW = 16
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Root:
-    """The source of the secrets of releases; ``repr`` shows no secret.
+class Root(Unique):
+    """The source of the secrets of releases: ``repr`` shows none, and no copy or pickle is made of it.
 
     Attributes:
       secure: False if secrets follow from a seed; all results are then marked.
@@ -69,6 +70,9 @@ class Root:
 
     _secret: bytes
     secure: bool
+
+    _why = "what is computed from it would be computed twice"
+    _instead = "make another where it is needed: random.secure_root()"
 
     def __repr__(self) -> str:
         return f"Root(secure={self.secure})"

@@ -1,16 +1,15 @@
 """Counts the runs of one plan, and charges each before it begins."""
 
-import os
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from fedvi import errors
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.events import Event
 from fedvi.privacy.ledger import Budget, Header, Ledger
 
-__all__ = ["Extend", "Keeper", "Owned", "Runs"]
+__all__ = ["Extend", "Keeper", "Runs"]
 
 Extend: TypeAlias = Callable[[Ledger], Ledger]
 """Takes the stored ledger and returns an extended one, or raises."""
@@ -41,33 +40,6 @@ class Keeper(Protocol):
         Raises:
           LedgerError: as ``opened``, or the ledger cannot be stored.
         """
-
-
-class Owned:
-    """Base class of objects that belong to one process: refuses copies and use in a forked process.
-
-    A copy would count its own runs, and draw the same noise for other records; the difference of the two
-    results would then have no noise.
-    """
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-
-    def __copy__(self) -> NoReturn:
-        raise self._refusal("copied")
-
-    def __deepcopy__(self, memo: Any) -> NoReturn:
-        raise self._refusal("copied")
-
-    def _check_owner(self) -> None:
-        if os.getpid() != self._owner:
-            raise self._refusal("used by a process that was forked off")
-
-    def _refusal(self, what: str) -> errors.PrivacyError:
-        return errors.PrivacyError(
-            f"a {type(self).__name__} was {what}: both would draw the same noise, and count separately",
-            "make another object; with sgd(ledger=fedvi.LedgerFolder(…)) both share one count",
-        )
 
 
 class Runs:
