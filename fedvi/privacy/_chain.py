@@ -81,6 +81,8 @@ class Header(NamedTuple):
         masked messages, and the server is not trusted. False for other views.
       fixed_sizes: for ``DPSVI`` with full batches, whether all sizes behind a release follow from
         ``max_records`` alone; see ``fedvi.privacy.advisories``. False otherwise.
+      rows_checked: for ``DPSVI``, whether a version wrote the ledger that checks compiled steps on made-up
+        records before it charges a run; see ``fedvi.privacy.advisories``. False otherwise.
 
     Under every view, entries and ``planned`` hold the events of single messages.
     """
@@ -107,6 +109,7 @@ class Header(NamedTuple):
     fixed_sizes: bool = False
     secure: bool = False
     topped_up: int = 0
+    rows_checked: bool = False
 
     @property
     def mark(self) -> str:
@@ -296,7 +299,7 @@ def check_header(header: Header) -> None:
             raise LedgerError(
                 f"the header: `{field}` is {getattr(header, field)!r}, expected a text"
             )
-    for field in ("disjoint", "records_public", "fixed_sizes", "secure"):
+    for field in ("disjoint", "records_public", "fixed_sizes", "secure", "rows_checked"):
         if not isinstance(getattr(header, field), bool):
             raise LedgerError(
                 f"the header: `{field}` is {getattr(header, field)!r}, expected a boolean"
@@ -420,7 +423,14 @@ def _header_fields(header: Header) -> dict[str, Any]:
     fields = header._asdict()
     fields["planned"] = None if header.planned is None else to_json(header.planned)
     # Left out if unused, so that headers of earlier versions keep their hashes.
-    for name in ("least_reporting", "colluding", "fixed_sizes", "secure", "topped_up"):
+    for name in (
+        "least_reporting",
+        "colluding",
+        "fixed_sizes",
+        "secure",
+        "topped_up",
+        "rows_checked",
+    ):
         if fields[name] == Header._field_defaults[name]:
             del fields[name]
     return fields

@@ -7,7 +7,7 @@ from fedvi.privacy.events import DiscreteGaussian, Event, Gaussian, Relation, co
 if TYPE_CHECKING:  # imported only for types, since the ledger's header imports this module
     from fedvi.privacy.ledger import Header
 
-__all__ = ["WHOLE_BATCHES", "advisory", "has_whole_batches"]
+__all__ = ["UNCHECKED_ROWS", "WHOLE_BATCHES", "advisory", "has_whole_batches"]
 
 WHOLE_BATCHES = (
     "no guarantee under add_remove: an earlier version of DPSVI let the number of records set the clip "
@@ -15,19 +15,48 @@ WHOLE_BATCHES = (
 )
 """Marks full-batch releases of ``DPSVI`` from before clip limits depended on ``max_records`` alone."""
 
+UNCHECKED_ROWS: dict[Relation, str] = {
+    "substitute": (
+        "no guarantee if made by jaxlib 0.10.2 with a full-covariance guide, or by a pickled fit "
+        "(SECURITY.md, FEDVI-2026-05, FEDVI-2026-07)"
+    ),
+    "add_remove": (
+        "no guarantee if made by jaxlib 0.10.2 with a full-covariance guide, in batches that are no "
+        "multiple of 8 rows, or by a pickled fit (SECURITY.md, FEDVI-2026-05, FEDVI-2026-06, FEDVI-2026-07)"
+    ),
+}
+"""Marks releases of ``DPSVI`` from before compiled steps were checked, by the relation of the claim.
+
+A ledger does not record the guide, jaxlib or whether a fit was pickled. So every ledger of an earlier
+version is marked, and the mark says when the claim does not hold.
+"""
+
 
 def advisory(header: "Header", relation: Relation) -> str:
     """Returns the known faults of a ledger's claims under a relation; empty if there are none.
 
     Args:
-      header: of the ledger; ``fixed_sizes`` identifies ledgers of later versions.
+      header: of the ledger; ``fixed_sizes`` and ``rows_checked`` identify ledgers of later versions.
       relation: of the claim; it may differ from the promised one.
     """
-    if header.study != "dpsvi" or header.fixed_sizes or not header.protected:
+    # A study of a federation may have any name.
+    if (header.study, header.client) != ("dpsvi", "self") or not header.protected:
         return ""
-    if relation != "add_remove" or header.planned is None:
-        return ""
-    return WHOLE_BATCHES if has_whole_batches(header.planned) else ""
+    planned = header.planned
+    by_length = (
+        relation == "add_remove"
+        and not header.fixed_sizes
+        and planned is not None
+        and has_whole_batches(planned)
+    )
+    return "; ".join(
+        fault
+        for fault, is_touched in (
+            (WHOLE_BATCHES, by_length),
+            (UNCHECKED_ROWS[relation], not header.rows_checked),
+        )
+        if is_touched
+    )
 
 
 def has_whole_batches(planned: Event) -> bool:

@@ -184,6 +184,7 @@ class Descent(Speaks):
             table_distance=self.distance(numbers),
             max_records=getattr(self.sampler, "max_records", None),
             fixed_sizes=study == "dpsvi" and has_whole_batches(self.total),
+            rows_checked=study == "dpsvi",
         )
         return Runs(header, self.run, self.runs, self.budget(), self.keeper)
 

@@ -132,11 +132,11 @@ class LedgerFolder:
         """Checks whether the store was refused because of its header, and explains that in terms of plans.
 
         Returns:
-          The ledger's own header, if an earlier version wrote it for this plan and its promise held; None
-          if no ledger can be read.
+          The ledger's own header, if an earlier version wrote it for this plan and it has no known fault,
+          as one that promises nothing; None if no ledger can be read.
 
         Raises:
-          LedgerError: the ledger belongs to another plan, or the promise of an earlier version did not
+          LedgerError: the ledger belongs to another plan, or the promise of an earlier version may not
             hold.
         """
         try:
@@ -158,11 +158,12 @@ class LedgerFolder:
         if fault := advisory(found, found.relation):
             raise errors.LedgerError(
                 f"{self.place} is not continued: {fault}",
-                hint="keep it as the record of what was released; for what is to come, give the plan a new "
-                "folder",
+                hint="keep it as the record of what was released; give a plan of the runs that are left a "
+                "new folder, and add up the costs of both",
             )
-        # Keeps the old header, so that claims under the other relation, on old releases too, stay marked.
-        return found if found == header._replace(fixed_sizes=False) else header
+        # The header of a ledger never changes.
+        as_now = found._replace(fixed_sizes=header.fixed_sizes, rows_checked=header.rows_checked)
+        return found if as_now == header else header
 
 
 def _name(header: Header) -> str:
