@@ -22,7 +22,7 @@ class Finding(NamedTuple):
     """The outcome of one check.
 
     Attributes:
-      layer: "price", "client", "sums", "worst", "one table", "replay", "sampler" or "profile".
+      layer: "price", "programs", "client", "sums", "worst", "one table", "replay", "sampler" or "profile".
       check: what was checked, in a few words.
       passed: whether it holds; None if there is no verdict, which is not a pass.
       figure: the measured numbers, as a line of text.

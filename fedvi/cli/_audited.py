@@ -33,7 +33,7 @@ from fedvi.updates.coordinates import Coordinates
 
 __all__ = ["BROKE_OFF", "LAYERS", "Audited", "Settings", "promised"]
 
-LAYERS = ("price", "client", "sums", "worst", "one table", "replay", "profile")
+LAYERS = ("price", "programs", "client", "sums", "worst", "one table", "replay", "profile")
 """In the order in which they run: what is found soonest comes first."""
 
 BROKE_OFF = "runs to its end"
@@ -135,6 +135,25 @@ class Audited:
             None if looked is None else looked.mechanism,
             None if sums is None else in_sum(cost, sums.honest),
             self._settings.seed,
+        )
+
+    def _programs(self) -> Iterator[Finding]:
+        solver = self._assembly.solvers[self._assembly.clients[0]]
+        if solver.check is None:
+            return
+        failed = ""
+        try:
+            solver.check(shard_of(self._assembly, None, self._settings.seed))
+        except errors.PrivacyError as error:
+            failed = error.message  # of made-up records
+        yield judged(
+            "programs",
+            "rows are treated alike",
+            not failed,
+            failed or "the same bits in every row that was tried",
+            "a made-up record contributes the same in whichever row it stands, and to no other row",
+            "what one record adds depends on its row, or on other records: one record may move a sum "
+            "further than is charged",
         )
 
     def _client(self) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ sealed is abandoned, and stays charged.
 import contextlib
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -38,6 +38,7 @@ from fedvi.privacy import events, random
 from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.filter import RdpFilter
 from fedvi.privacy.metrics import Metric, Private
+from fedvi.privacy.owned import Unique, not_copied
 from fedvi.store.base import ClientStore, Pending
 from fedvi.transport import codec
 from fedvi.transport.memory import Link
@@ -83,6 +84,9 @@ class Visit(NamedTuple):
     def __repr__(self) -> str:
         return f"Visit({self.release_id!r})"
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise not_copied(self)
+
     def computed(self) -> Outcome:
         """Returns the solver's outcome."""
         key_of = functools.partial(random.key, self.secret)
@@ -118,8 +122,8 @@ def check_event(solver: LocalSolver, found: events.Event) -> None:
         )
 
 
-class Worker:
-    """Runs one client.
+class Worker(Unique):
+    """Runs one client; refuses to be copied or pickled.
 
     Guarantee: at any moment, whatever was killed before,
 
@@ -150,6 +154,9 @@ class Worker:
       private_log: called with a release's name and its metrics once it is sealed. Most metrics are
         private: write them to a file of the client's own or nowhere. Off by default.
     """
+
+    _why = "both would answer the same tasks, with the same secrets"
+    _instead = "make another one of the same store, and use one at a time"
 
     def __init__(
         self,
@@ -209,7 +216,7 @@ class Worker:
         return Means(self._solver, self._budget, self._root, self._store)
 
     def records(self) -> tuple[Shard, bytes]:
-        """Reads the records and returns them with their HMAC; call it only after a release is charged."""
+        """Reads the records and returns them with their HMAC; call it only after the budget allowed it."""
         shard = self._shard()
         return shard, self._digest(shard)
 
@@ -315,6 +322,10 @@ class Worker:
         pending = self._taken_up(task, before) or self._reserved(task)
         release_id, secret = pending.release_id, pending.secret
         shard = self._shard()
+        if self._solver.check is not None:
+            # The layout of records is known only now. Where programs fail their check nothing is computed
+            # or sent, and this one release stays charged.
+            self._solver.check(shard)
         frozen = self._digest(shard)
         self._store.note_inputs(
             release_id,

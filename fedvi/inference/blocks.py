@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi.inference.clipping import MOST_ROWS
-from fedvi.privacy.base import Batch
+from fedvi.privacy.base import ROWS_TOGETHER
 from fedvi.typing import Records
 
 __all__ = [
     "BLOCK",
     "Block",
     "blocks_of",
-    "filled_up",
     "is_large",
     "length_of",
     "rows_at",
@@ -27,8 +26,6 @@ __all__ = [
 
 BLOCK = 1 << 16
 """Rows of one block, at most."""
-_TOGETHER = 64
-"""XLA's kernels process rows in groups, and leftover rows differently: see ``filled_up``."""
 
 
 class Block(NamedTuple):
@@ -57,18 +54,7 @@ def length_of(rows: int, most: int | None = None) -> int:
     """
     most = BLOCK if most is None else most
     even = -(-rows // -(-rows // most))
-    return -(-even // _TOGETHER) * _TOGETHER
-
-
-def filled_up(batch: Batch, length: int = _TOGETHER) -> Batch:
-    """Returns the batch padded with masked rows to a multiple of ``length``.
-
-    XLA's kernels process rows eight or more at a time, and leftover rows differently, so that a record's
-    predictor would have other last bits there. Removing a record may move others to such rows, and the
-    privacy proof needs their contributions to stay the same.
-    """
-    room = -batch.mask.shape[0] % length
-    return Batch(jnp.pad(batch.indices, (0, room)), jnp.pad(batch.mask, (0, room)), batch.sampler)
+    return -(-even // ROWS_TOGETHER) * ROWS_TOGETHER
 
 
 def blocks_of(records: Records, indices: Any, mask: Any, length: int) -> Iterator[Block]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fedvi import errors
 from fedvi.inference.per_record import Records
-from fedvi.privacy.base import Batch, Mechanism
+from fedvi.privacy.base import ROWS_TOGETHER, Batch, Mechanism
 from fedvi.privacy.bounded import Bounded, clipped_sum, float_limit, float_sum
 
 __all__ = ["MOST_ROWS", "Clipping", "Parts", "clipped", "longest_part", "loss_unit"]
@@ -22,7 +22,7 @@ _STABILITY = 0.01
 _LEAST = 1e-30
 # The share of the clip norm that rounding of float32 sums may take; blocks are as long as it allows.
 _SUM_SHARE = 0.02
-MOST_ROWS = int(_SUM_SHARE * 2.0**23)
+MOST_ROWS = int(_SUM_SHARE * 2.0**23) // ROWS_TOGETHER * ROWS_TOGETHER
 """The most rows for which float32 blocks are short enough for ``_SUM_SHARE``."""
 # The share of the clip norm that a released loss takes, and the least share of C that rounding leaves.
 _BESIDE, _LEFT = 0.1, 0.95
@@ -36,7 +36,7 @@ class Parts(NamedTuple):
     Attributes:
       of: index of a part → the gradients of its rows; the last rows may be padding.
       number: how many parts there are.
-      rows: how many rows each has.
+      rows: how many rows each has: one, or whole groups as in a batch (``privacy.base.filled``).
     """
 
     of: Callable[[Any], Records]
@@ -100,8 +100,10 @@ def clipped(
                 "use smaller batches, or no microbatches",
             )
         return _one_by_one(whole, like, unit, clip_norm, clipping, batch, mechanism)
-    block = longest_part(rows) if parts.number == 1 else parts.rows
-    blocks = -(-rows // block)
+    # All parts have the same number of blocks.
+    block = min(longest_part(rows), parts.rows)
+    each = -(-parts.rows // block)
+    blocks = parts.number * each
     limit = float_limit(clip_norm, block, blocks, rows, like.size, mechanism)
     # Norms and weights are rounded, a few times each.
     limit = math.sqrt(limit**2 - unit**2) * (1.0 - like.error)
@@ -121,15 +123,19 @@ def clipped(
 
     if parts.number == 1:
         return float_sum(sums(whole, batch.mask), blocks, block, clip_norm, batch, mechanism)
-    masks = jnp.pad(batch.mask, (0, blocks * block - rows)).reshape(blocks, block)
-    return float_sum(
-        lambda index: sums(part(index), masks[index])(0),
-        blocks, block, clip_norm, batch, mechanism,
-    )  # fmt: skip
+    masks = jnp.pad(batch.mask, (0, parts.number * parts.rows - rows)).reshape(-1, parts.rows)
+
+    def part_sums(index: Any) -> Any:
+        of_block = sums(part(index), masks[index])
+        if each == 1:
+            return of_block(0)
+        return jax.lax.map(of_block, jnp.arange(each, dtype=jnp.int32))
+
+    return float_sum(part_sums, blocks, block, clip_norm, batch, mechanism, stacked=each)
 
 
 def longest_part(rows: int) -> int:
-    """Returns how many rows of a batch may be added up in float32 before the sum moves to float64."""
+    """Returns how many rows of a batch may be added up in float32 before the sum moves to float64: b."""
     return min(rows, max(int(_SUM_SHARE * 2.0**23 / rows), 1))
 
 

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedvi.privacy.base import ROWS_TOGETHER
+
 __all__ = [
     "PARTS",
     "added_on_devices",
@@ -68,14 +70,15 @@ def is_wide() -> bool:
 def striped(indices: Any, mask: Any, parts: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Deals the rows of a batch out to parts of one length, in turn, and pads them with masked rows.
 
-    So parts take equally long even where records are sorted, for example by length.
+    So parts take equally long even where records are sorted, for example by length. Parts have whole groups
+    of rows, as batches do (`filled`).
 
     Args:
       indices: int32 [B], rows of a shard.
       mask: bool [B], which of them count.
       parts: how many.
     """
-    length = -(-len(mask) // parts)
+    length = -(-len(mask) // (parts * ROWS_TOGETHER)) * ROWS_TOGETHER
     room = (0, parts * length - len(mask))
     rows, stands = (
         np.pad(np.asarray(column), room).reshape(length, parts).T for column in (indices, mask)

@@ -28,7 +28,7 @@ def gradients(
 
     restricted to the lower triangle; the diagonal, kept as a logarithm, gets the factor B_ii. So a
     record needs one outer product, where automatic differentiation forms one for each draw. Each row is
-    computed from its own record alone, if rows are filled up, see ``blocks.filled_up``.
+    computed from its own record alone, in batches of whole groups of rows (``privacy.base.filled``).
 
     Args:
       model: one for which `has_predictor` is true.

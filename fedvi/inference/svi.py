@@ -1,7 +1,6 @@
 """``DPSVI``: NumPyro's ``SVI`` under differential privacy, with clipping, noise, batches and a ledger."""
 
 import functools
-import hashlib
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
@@ -13,9 +12,11 @@ import tqdm.auto as tqdm
 from numpyro.infer import SVI
 
 from fedvi import errors
-from fedvi.inference import noise_told, presample, ratchet, response
+from fedvi.inference import compiler, noise_told, presample, ratchet, response
 from fedvi.inference.clipping import Clipping
 from fedvi.inference.noise_told import DPSVIRunResult, Latents, NoiseAware
+from fedvi.inference.parallel_parts import devices, is_wide
+from fedvi.inference.rows_alike import Finding
 from fedvi.inference.spoken import SpeaksOfRuns
 from fedvi.inference.svi_checks import (
     OUTSIDE,
@@ -29,6 +30,7 @@ from fedvi.inference.svi_checks import (
     not_started,
 )
 from fedvi.inference.svi_steps import DPSVIState, Steps, size_of
+from fedvi.inference.used_states import UsedStates
 from fedvi.models import guided as parts
 from fedvi.models.guided_terms import Guided
 from fedvi.models.layout import layout
@@ -38,7 +40,8 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.metrics import Private
-from fedvi.privacy.runs import Owned, Runs
+from fedvi.privacy.owned import Owned
+from fedvi.privacy.runs import Runs
 
 __all__ = ["DPSVI", "DPSVIState"]
 
@@ -63,15 +66,24 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
 
     Guarantee: with ``privacy`` from ``fedvi.privacy.sgd``, all parameters, optimiser states and losses
     that the first ``privacy.steps`` updates of ``privacy.runs`` calls of ``init`` return are together
-    (epsilon, delta)-DP for ``privacy.relation`` on records, where a record is one row of all arrays,
-    if each state is handed to ``update`` once. Runs are counted by this object, or, where ``privacy`` has a
-    ``ledger``, over all processes that use it. Proof: a step sees records only through
+    (epsilon, delta)-DP for ``privacy.relation`` on records, where a record is one row of all arrays. A
+    state serves one step, and a second is refused. Runs are counted by this object, or, where ``privacy``
+    has a ``ledger``, over all processes that use it. Proof: a step sees records only through
     ``release_with(…, clipped(…))``, whose price is the plan's ``step``; steps compose adaptively; the
     rest is post-processing. A record whose gradient is not finite, as where a NaN is not masked, adds
     nothing, and nothing tells of it. No size or program behind a step follows from the number of records
     (docs/proofs/float_sum.md). Draws of a record's own latents do not depend on other records.
     Parameters are initialised on made-up records. The draws of the guide follow from ``rng_key`` and
     may be public.
+
+    What stands outside of the plate is taken as public: all that model and guide compute there, the
+    arrays of ``static_kwargs``, ``init_params``, and the starting values of ``numpyro.param`` and
+    ``init_to_value``. Compute none of it from the records. A constant array with one row a record is
+    refused where there are 32 rows or more; a number, or an array of another length, cannot be told from a
+    public one.
+
+    The object holds the secret of its noise: it cannot be copied or pickled, and belongs to the process
+    that made it.
 
     The guide's own intervals ignore the noise of the gradients. For models like a regression,
     ``noise_aware`` makes intervals that include it, from the released gradients.
@@ -96,8 +108,9 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         clipping.
       loss_bound: the largest absolute loss of one record that counts in full, e.g. a few times log(levels)
         for a label; gradients are then clipped to about 0.995 C. Left out, losses are withheld.
-      microbatch_size: how many records' gradients are formed at a time, where they must be formed; left
-        out, as many as fit into a quarter of a GB. Gradients of dense layers are not formed.
+      microbatch_size: how many records' gradients are formed at a time, where they must be formed: 1, or
+        rounded up to a multiple of 64. Left out, as many as fit into a quarter of a GB. Gradients of dense
+        layers are not formed.
       static_kwargs: for model and guide, as for ``SVI``; arrays among them hold no records.
 
     Raises:
@@ -171,6 +184,9 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         mark = random.key(self._secret, "fit")
         self._fit = np.asarray(jax.random.bits(mark, (2,), jnp.uint32))
         self._runs: Runs | None = None
+        # What the last check before a charge has found, and what was checked.
+        self._finding: Finding | None = None
+        self._checked: set[Any] = set()
         self._guided: Guided | None = None
         # Shapes and dtypes of a state.
         self._state_like: Any = None
@@ -181,15 +197,22 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         self._like: Any = None
         # A step split into what follows from its key and the rest; one for stable steps, one for others.
         self._parted: dict[bool, presample.Split] = {}
-        # Digests of the keys of used states.
-        self._used: set[bytes] = set()
+        self._used = UsedStates(self._fit, self._check_owner)
         # Compiled per object: a cache of the class would keep the secrets of all objects.
         self._step = jax.jit(self._one_step, static_argnums=2, inline=True)
         self._scan = jax.jit(self._many_steps, static_argnums=(2, 3, 4), donate_argnums=0)
 
     def _more_facts(self) -> list[tuple[str, str]]:
         losses = "withheld" if self._loss_bound is None else f"released, up to {self._loss_bound:g}"
+        finding = self._finding
+        checked = "before the first run is charged"
+        if finding is not None:
+            checked = (
+                f"on {finding.probes} pairs of made-up batches, in {finding.seconds:.1f} s: a record adds "
+                f"{finding.moved:.2f} clip norms at most, in whichever row"
+            )
         return [
+            ("checked", checked),
             ("clipped", f"{self._clip}, {self._clipping}; gradients {self._gradients}"),
             ("losses", losses),
         ]
@@ -271,7 +294,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             )
             if isinstance(self._latents_told, Latents):
                 self._transforms = self._latents_told.transforms
-        run = self._charged(params, constrained, rng_key)
+        run = self._charged(params, constrained, rng_key, at.take(args, kwargs))
         state = DPSVIState(
             started.optim_state,
             None,
@@ -305,10 +328,14 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
           forward_mode_differentiation: as for ``SVI``; only False.
 
         Raises:
-          BudgetExceeded: all planned steps were taken. A traced call cannot raise; it returns the state
-            unchanged instead.
+          BudgetExceeded: all planned steps were taken. A traced call returns the state unchanged instead.
           ConfigError: forward mode is requested.
           ModelError: the arguments are not those of ``init``.
+          PrivacyError: the state was used before, or belongs to another fit; or `vmap` takes several steps
+            from one state. Under a transformation of JAX each execution asks this process whether the
+            state was used, and a refusal is a ``jax.errors.JaxRuntimeError`` with the same message; where
+            JAX has several devices, it is a warning, a loss of NaN and the unchanged state. So a traced
+            step takes about a millisecond longer; ``run`` does not.
         """
         check_mode(forward_mode_differentiation)
         return self._updated(svi_state, False, args, kwargs)
@@ -456,31 +483,37 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             "a state was used that is a constant of the function, and its noise with it",
             "pass the state as an argument of the function that is transformed",
         )
-        if not np.array_equal(state.fit, self._fit):
-            raise errors.PrivacyError(
-                "the state belongs to another fit: that fit was charged for its steps, this one was not",
-                "pass what `init`, `update` or `run` of this very object returned",
-            )
-        key = np.asarray(jax.random.key_data(ratchet.next_key(state.noise_key, state.step)))
-        digest = hashlib.sha256(key.tobytes()).digest()
-        if digest in self._used or not key.any():
-            raise errors.PrivacyError(
-                f"the state of step {int(state.step)} was used before, and its noise with it",
-                "go on with the state that `update` or `run` returned",
-            )
-        self._used.add(digest)
+        key = jax.random.key_data(ratchet.next_key(state.noise_key, state.step))
+        self._used.use(np.asarray(key), np.asarray(state.fit), int(state.step))
 
-    def _charged(self, params: Any, constrained: Any, key: Any) -> int:
+    def _charged(self, params: Any, constrained: Any, key: Any, columns: list[Any]) -> int:
         if self._runs is None:
             numbers = self._numbers(params, constrained, key)
-            plan = self.privacy.fitted(numbers)
-            self._runs = plan.open_runs(numbers)
-            self.privacy = plan
+            self.privacy = self.privacy.fitted(numbers)
+        self._check_rows(params, key, columns)
+        if self._runs is None:
+            self._runs = self.privacy.open_runs(numbers)
         return self._runs.charge(
             "init",
             "each run is paid for: plan them with fedvi.privacy.sgd(runs=…), or continue one "
             "with run(…, init_state=result.state)",
         )
+
+    def _check_rows(self, params: Any, key: Any, columns: list[Any]) -> None:
+        """Checks the compiler, and once the step that is compiled for these parameters and columns."""
+        if not self.privacy.protected:
+            return
+        compiler.check()
+        kind = (
+            str(jax.tree.map(_shape, (params, columns))),
+            str([getattr(column, "sharding", "") for column in columns]),
+            str(jax.config.jax_default_matmul_precision),  # type: ignore[attr-defined]
+            is_wide(),
+            str(devices()),
+        )
+        if kind not in self._checked:
+            self._finding = self._steps.checked(_moved(params), key, columns)
+            self._checked.add(kind)
 
     def _numbers(self, params: Any, constrained: Any, key: Any) -> int:
         """Counts the numbers that a step releases."""
@@ -521,14 +554,18 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         self._check_owner()
         columns = [jnp.asarray(column) for column in self._columns(args, kwargs)]
         self._check(state)
-        if not isinstance(state.step, jax.core.Tracer):
-            if int(state.step) >= self.privacy.steps:
-                raise errors.BudgetExceeded(
-                    f"all {self.privacy.steps} planned steps were taken",
-                    "plan more steps: fedvi.privacy.sgd(steps=…)",
-                )
-            self._use(state)
-        return self._step(state, columns, stable)
+        take = functools.partial(self._step, state, columns, stable)
+        if isinstance(state.step, jax.core.Tracer):
+            if not self.privacy.protected:
+                return take()
+            return self._used.guarded(state, columns, self.privacy.steps, take)
+        if int(state.step) >= self.privacy.steps:
+            raise errors.BudgetExceeded(
+                f"all {self.privacy.steps} planned steps were taken",
+                "plan more steps: fedvi.privacy.sgd(steps=…)",
+            )
+        self._use(state)
+        return take()
 
     @property
     def _steps(self) -> Steps:
@@ -574,6 +611,14 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     def _nothing_seen(self) -> Any:
         latents = self._latents_told
         return None if isinstance(latents, str) else response.nothing(latents.size)
+
+
+def _moved(params: Any) -> Any:
+    """Returns a public point near the initial parameters, where few entries of a gradient are zero."""
+    random = np.random.default_rng(0)
+    return jax.tree.map(
+        lambda leaf: leaf + jnp.asarray(0.1 * random.normal(size=leaf.shape), leaf.dtype), params
+    )
 
 
 def _shape(leaf: Any) -> tuple[Any, str]:

@@ -2,20 +2,22 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedvi import errors
-from fedvi.inference import noise_told, per_record, presample, ratchet, response
-from fedvi.inference.clipping import Parts, clipped, longest_part, loss_unit
+from fedvi.inference import noise_told, per_record, presample, ratchet, response, rows_alike
+from fedvi.inference.clipping import Parts, clipped, loss_unit
 from fedvi.inference.noise_told import Latents
 from fedvi.inference.per_record import Records
+from fedvi.inference.rows_alike import Finding
 from fedvi.models.guided_terms import Guided
 from fedvi.models.plates import numpyro_rules
-from fedvi.privacy.base import Batch
+from fedvi.privacy.base import ROWS_TOGETHER, Batch
 from fedvi.privacy.bounded import Bounded
 from fedvi.privacy.descent import Descent
 from fedvi.privacy.release import Noise, Released, decoded, drawn_ahead, post_process, release_with
@@ -214,10 +216,71 @@ class Steps:
     def bounded(
         self, params: Any, step_key: Any, columns: list[Any], batch: Batch, places: Any
     ) -> Bounded:
-        """Returns the clipped sum of the gradients of a batch."""
+        """Returns the clipped sum of the gradients of a batch.
+
+        Barriers keep what is compiled here apart from the rest of a step, so that ``checked`` checks what
+        a step runs.
+        """
         plan = self.plan
+        params = jax.tree.map(jax.lax.optimization_barrier, params)
         parts = self._parts(params, step_key, columns, batch.indices, places)
-        return clipped(parts, plan.clip_norm, self.clipping, batch, plan.mechanism, self.loss_bound)
+        found = clipped(
+            parts, plan.clip_norm, self.clipping, batch, plan.mechanism, self.loss_bound
+        )
+        total = jax.tree.map(jax.lax.optimization_barrier, found.total)
+        return dataclasses.replace(found, total=total)
+
+    def checked(self, params: Any, step_key: Any, columns: Sequence[Any]) -> Finding | None:
+        """Checks ``bounded`` on made-up records, in the sizes of the real ones; see `rows_alike`.
+
+        Args:
+          params: as in ``bounded``, at a public point.
+          step_key: public.
+          columns: of the table; only their dtypes and shapes are read.
+
+        Returns:
+          what was found; None for noise in floating point, which has no guarantee.
+
+        Raises:
+          PrivacyError: as `rows_alike.check`.
+        """
+        plan, grid = self.plan, self.plan.mechanism.grid(self.plan.clip_norm)
+        if grid is None:
+            return None
+        shapes = [jax.ShapeDtypeStruct(c.shape[1:], jnp.asarray(c[:0]).dtype) for c in columns]
+        made_up = rows_alike.catalogue(shapes)
+        table = [jnp.asarray(column) for column in made_up.columns]
+        words = jax.random.bits(jax.random.key(1), (made_up.number,), jnp.uint32)
+        drawn = jax.eval_shape(plan.sampler.draw, jax.random.key(0), jnp.ones(self.records, bool))
+        rows = rows_alike.whole_groups(drawn.mask.shape[0], plan.sampler)
+
+        def total(key: Any, params: Any, table: Any, batch: Batch, places: Any) -> Any:
+            return self.bounded(params, key, table, batch, places).total
+
+        like = jax.ShapeDtypeStruct((rows,), jnp.uint32)
+        apart = presample.split(total, step_key, params, table, drawn, like)
+
+        # As the steps of a run are: in a loop, and with what follows from their keys drawn ahead.
+        @jax.jit
+        def totals(params: Any, table: Any, words: Any, keys: Any, choices: Any, masks: Any) -> Any:
+            def one(params: Any, step: Any) -> Any:
+                ahead, choice, mask = step
+                batch = Batch(choice.astype(drawn.indices.dtype), mask, plan.sampler)
+                found = apart.after(ahead, params, table, batch, words[choice])
+                # Never so large; but a compiler that does not know it computes each step by itself.
+                large = jnp.stack([leaf.max() for leaf in jax.tree.leaves(found)]).max() > 2**30
+                return jax.tree.map(lambda leaf: jnp.where(large, 0.0, leaf), params), found
+
+            return jax.lax.scan(one, params, (jax.vmap(apart.ahead)(keys), choices, masks))[1]
+
+        keys = jnp.stack([step_key] * 2)
+        return rows_alike.check(
+            lambda *pair: totals(params, table, words, keys, *pair),
+            rows,
+            made_up,
+            math.sqrt(grid.bound),
+            "the compiled step",
+        )
 
     def _parts(
         self, params: Any, step_key: Any, columns: list[Any], indices: Any, places: Any
@@ -245,7 +308,7 @@ class Steps:
             # Tracing which gradients are formed is only worth it where all of them would be too many.
             few = rows * size_of(at) <= _FORMED_TOGETHER
             size = rows if few else _fitting(gradients, indices, places)
-        size = min(size, longest_part(rows)) if size < rows else rows
+        size = _in_groups(size, rows)
         count = -(-rows // size)
         if count == 1:
             return Parts(lambda _: gradients(indices, places), 1, rows)
@@ -335,7 +398,18 @@ def _fitting(gradients: Callable[..., Records], indices: Any, places: Any) -> in
         formed.append(max(records.size - records.spared, 1))
 
     jax.eval_shape(look, indices, places)
-    return min(max(_FORMED_TOGETHER // formed[0], 1), indices.shape[0])
+    most = max(_FORMED_TOGETHER // formed[0], 1)
+    # Rounded down to whole groups; a group may take four times as much before rows are taken one by one.
+    return most // ROWS_TOGETHER * ROWS_TOGETHER or (
+        ROWS_TOGETHER if 4 * most >= ROWS_TOGETHER else 1
+    )
+
+
+def _in_groups(size: int, rows: int) -> int:
+    """Returns about ``size`` rows: one, whole groups as in a batch (``privacy.base.filled``), or all."""
+    if size == 1 or size >= rows:
+        return min(size, rows)
+    return min(-(-size // ROWS_TOGETHER) * ROWS_TOGETHER, rows)
 
 
 def _taken(column: Any, indices: Any) -> Any:

@@ -20,8 +20,8 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy import random
 from fedvi.privacy.caveats import UNVETTED
 from fedvi.privacy.descent import Descent
+from fedvi.privacy.owned import Owned
 from fedvi.privacy.release import decoded
-from fedvi.privacy.runs import Owned
 from fedvi.privacy.spoken import Summary, Table
 from fedvi.typing import Eta, Records
 from fedvi.updates.base import Fold, LocalSolver, Shard, Standing, Task
@@ -181,6 +181,13 @@ class VIPS(SpeaksOfRuns, Owned):
         random.refuse_a_trace("a run was charged")
         self._check_owner()
         columns = self._columns(records)
+        if self._solver.check is not None:
+            most = int(getattr(self.privacy.sampler, "max_records"))  # noqa: B009
+            shapes: Any = {
+                name: jax.ShapeDtypeStruct((most, *column.shape[1:]), column.dtype)
+                for name, column in columns.items()
+            }
+            self._solver.check(Shard(shapes, np.ones(most, bool)))
         run = self._runs.charge(
             "run", "each run is paid for: plan them with fedvi.privacy.sgd(runs=…)"
         )

@@ -22,6 +22,7 @@ from numpyro.primitives import Messenger
 from numpyro.util import check_model_guide_match
 
 from fedvi import errors
+from fedvi.models.captured import check_captured
 from fedvi.models.guided_terms import Guided, is_sample
 from fedvi.models.layout import Layout
 from fedvi.models.made_up import (
@@ -44,6 +45,11 @@ from fedvi.models.plates import (
 )
 
 __all__ = ["check_choice", "guided", "unseen"]
+
+
+_ENCODER = (
+    "write a guide that computes the latent's distribution from the record, as an encoder does"
+)
 
 
 def guided(
@@ -88,6 +94,7 @@ def guided(
     _check_size(found, two)
     _check_sites(found, one, two)
     _check_separate(found, params, key)
+    _check_captured(found, params, key)
     return found
 
 
@@ -193,12 +200,14 @@ def _check_guide(guide: Any) -> None:
         raise errors.ModelError(
             f"guide is {name}, whose covariance is computed from all records after the fit, "
             "without noise",
-            "use AutoMultivariateNormal, which learns a covariance from noised gradients",
+            "use AutoMultivariateNormal, which learns a covariance from noised gradients (right on jaxlib "
+            "0.10.1 and from 0.11 on; wrong on 0.10.2, which fedvi refuses)",
         )
     if "DAIS" in name:
         raise errors.ModelError(
             f"guide is {name}, which draws with gradients of the model on all records",
-            "use AutoNormal, AutoMultivariateNormal or AutoIAFNormal",
+            "use AutoNormal, AutoIAFNormal or AutoMultivariateNormal (right on jaxlib 0.10.1 and from "
+            "0.11 on; wrong on 0.10.2, which fedvi refuses)",
         )
 
 
@@ -207,10 +216,7 @@ def _check_automatic(guide: Any, run: Any) -> None:
     for name, site in run.sites.items():
         frames = site["cond_indep_stack"] if site["type"] == "sample" else ()
         if isinstance(guide, AutoGuide) and any(frame.size == 1 for frame in frames):
-            hint = (
-                "write a guide that computes the latent's distribution from the record, as an "
-                "encoder does"
-            )
+            hint = _ENCODER
             if name.endswith("_unobserved"):
                 hint = (
                     "obs_mask makes a latent of each missing outcome: leave those out by "
@@ -406,6 +412,13 @@ def _check_separate(found: Guided, params: Mapping[str, Any], key: Any) -> None:
         )
 
 
+def _check_captured(found: Guided, params: Mapping[str, Any], key: Any) -> None:
+    """Rejects a table from outside of the arguments, which the made-up records cannot stand for."""
+    terms = jax.make_jaxpr(lambda *given: _separate_terms(found, *given))
+    program = terms(dict(params), key, found.layout.made_up(ONE))
+    check_captured(program, found.layout.rows, found.static)
+
+
 class _Compared:
     """Compares the terms of made-up records together with their terms alone.
 
@@ -449,6 +462,13 @@ class _Compared:
 
     def _compare_alone(self, pair: Pair, here: Any) -> None:
         outside, each, local = here
+        for name, value in local.items():
+            if np.shape(value)[:1] != (2,):
+                raise errors.ModelError(
+                    f"{name!r} is a latent of each record and the guide draws {np.shape(value)} for two "
+                    "records: it would keep parameters for every single record",
+                    _ENCODER,
+                )
         # A record keeps its own draws, so that its term may depend on nothing but the record.
         draws = [{name: value[rows] for name, value in local.items()} for rows in ([0], [1])]
         single = [self._at(row, draws=own) for row, own in zip(pair, draws, strict=True)]

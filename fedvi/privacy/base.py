@@ -6,11 +6,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 
 from fedvi.privacy import events
 from fedvi.typing import Key
 
-__all__ = ["Batch", "Grid", "Mechanism", "Sampler", "Shift"]
+__all__ = ["ROWS_TOGETHER", "Batch", "Grid", "Mechanism", "Sampler", "Shift", "filled"]
+
+ROWS_TOGETHER = 64
+"""Batches have a multiple of so many rows, see `filled`."""
 
 
 class Shift(NamedTuple):
@@ -59,10 +63,10 @@ class Sampler(Protocol):
 
     @property
     def capacity(self) -> int:
-        """The static number of rows of a batch; public."""
+        """The most records that a batch may hold; static and public."""
 
     def draw(self, key: Key, valid: Any) -> "Batch":
-        """Draws a batch of ``capacity`` rows from the slots.
+        """Draws a batch from the slots: ``capacity`` rows, then `filled`.
 
         ``valid`` is a bool for each slot: whether it holds a record. The number of slots is the declared
         one, whatever the number of records.
@@ -109,3 +113,18 @@ class Batch:
     indices: Any
     mask: Any
     sampler: Sampler = dataclasses.field(metadata={"static": True})
+
+
+def filled(batch: Batch, multiple: int = ROWS_TOGETHER) -> Batch:
+    """Returns the batch padded with masked rows to a multiple of ``multiple``, itself one of 64.
+
+    Every sampler's ``draw`` ends here, so that no solver computes on batches without whole groups of rows.
+    Compiled programs process rows eight or more at a time and left-over rows differently, which gives a
+    record other last bits there. A record that is removed may move others to such rows, and the privacy
+    proof needs their contributions to stay the same. That all rows of whole groups are treated alike is
+    not promised by a compiler either: ``fedvi.inference.rows_alike`` checks it.
+    """
+    room = -batch.mask.shape[0] % multiple
+    if not room:
+        return batch
+    return Batch(jnp.pad(batch.indices, (0, room)), jnp.pad(batch.mask, (0, room)), batch.sampler)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.privacy.base import Batch, Grid, Mechanism, Sampler, Shift
+from fedvi.privacy.base import ROWS_TOGETHER, Batch, Grid, Mechanism, Sampler, Shift
 
 __all__ = [
     "Bounded",
@@ -58,11 +58,12 @@ def clipped_sum(
     norm of its integers is at most ⌊K²⌋, K = C / g; the check is exact (``_within``), sums of
     integers are exact and cannot wrap (``_whole_total``), and all other summands are the same; so
     the total moves by at most K steps, or 2K. That the other summands are the same is an assumption
-    about the code that computes ``contributions``: that a record's gradient has the same float32 value
-    in every row of the batch, whatever the other rows hold (a record that is added or removed may move
-    them). XLA does not guarantee it. Rolling the rows of a batch, over ten models on the CPU, changed no
-    integer; it was not tried on a GPU. In floating point the rounding of the sum is not
-    covered, which is one reason why float noise is marked "simulation: no guarantee".
+    about the compiled code that computes ``contributions``: that a record's gradient has the same float32
+    value in every row of the batch, whatever the other rows hold (a record that is added or removed may
+    move them). XLA does not guarantee it. ``fedvi.inference.rows_alike`` checks it on made-up records
+    before a run is charged, which is no proof (docs/proofs/rounded_gaussian.md). In floating point the
+    rounding of the sum is not covered, which is one reason why float noise is marked "simulation: no
+    guarantee".
 
     On a grid the clip norm is reduced to C − (√d / 2 + K / 10⁶)·g, so that a clipped record still has
     norm at most C after float32 arithmetic and after each of its d entries is rounded to the nearest
@@ -194,7 +195,8 @@ def clipped_changes(
     Raises:
       PrivacyError: as ``clipped_sum``; or a number of rows is not from 1 to K.
     """
-    bounded, rows = clipped_sum(changes, clip_norm, batch, mechanism), _row_count(batch)
+    bounded = clipped_sum(changes, clip_norm, batch, mechanism)
+    rows = min(_row_count(batch), batch.sampler.capacity)  # others fill the batch up
     if not (1 <= add_remove <= rows and 1 <= substitute <= rows):
         raise errors.PrivacyError(
             f"one unit changes {add_remove} or {substitute} of {rows} rows, expected 1 to {rows}"
@@ -261,6 +263,7 @@ def float_sum(
     mechanism: Mechanism,
     *,
     double: bool = False,
+    stacked: int = 1,
 ) -> Bounded:
     """Adds float sums of blocks of clipped contributions and rounds once; for norm-only clipping.
 
@@ -269,9 +272,9 @@ def float_sum(
     (or all that in float64, if ``double``), and every block without records is zero, then
     ‖total − total′‖₂ ≤ C when a record is added or removed, and ≤ 2C when it is substituted. Proof:
     docs/proofs/float_sum.md. All B rows of the batch count, since a record that is removed may move
-    the others to other blocks. As in `clipped_sum` it is assumed that a record's c·g has the same
-    value in whichever row it stands, and without a grid the rounding of the sum of floats is not
-    covered.
+    the others to other blocks. As in `clipped_sum` it is assumed, and checked on made-up records, that a
+    record's c·g has the same value in whichever row it stands, whatever the other rows hold. Without a grid
+    the rounding of the sum of floats is not covered.
 
     Args:
       block_sum: index of a block → its sum, a tree of arrays; called in a loop, so that only one block's
@@ -283,6 +286,8 @@ def float_sum(
       mechanism: noises the sum.
       double: whether block sums are float64; ``block_sum`` is then traced with x64 enabled. Blocks may
         then have any length, at the cost of float64 arithmetic.
+      stacked: how many block sums ``block_sum`` returns at a time. If more than one, ``index`` counts such
+        stacks, each array has them along its first axis, and ``blocks`` is a multiple of ``stacked``.
 
     Raises:
       PrivacyError: as `float_limit`; block sums have another dtype; the batch has fewer rows than its
@@ -296,13 +301,21 @@ def float_sum(
             raise errors.PrivacyError(
                 f"block sums have dtype {leaf.dtype}, expected {wanted.__name__}"
             )
-    size = sum(leaf.size for leaf in jax.tree.leaves(like))
+    size = sum(leaf.size for leaf in jax.tree.leaves(like)) // stacked
     float_limit(clip_norm, block, blocks, rows, size, mechanism, double=double)
     shift = Shift(clip_norm, clip_norm, 2.0 * clip_norm)
-    grid = mechanism.grid(clip_norm)
+    grid, calls = mechanism.grid(clip_norm), blocks // stacked
+    if calls * stacked != blocks:
+        raise errors.PrivacyError(
+            f"{blocks} blocks in stacks of {stacked}, expected a multiple of {stacked}"
+        )
+
+    def together(leaf: Any) -> Any:
+        return leaf.sum(axis=0) if stacked > 1 else leaf
+
     if grid is None:
         with jax.enable_x64(double):
-            total = _added_up(block_sum, blocks, like, lambda leaf: leaf, double)
+            total = _added_up(block_sum, calls, like, together, double)
             total = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), total)
         return Bounded(total, shift, batch.sampler, None)
     # Clipped to a box so that no sum wraps; this moves no two totals further apart.
@@ -310,7 +323,8 @@ def float_sum(
     wide = _is_wide(farthest, grid)
 
     def exact(leaf: Any) -> Any:
-        return jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf)).astype(jnp.float64)
+        finite = jnp.where(jnp.isfinite(leaf), leaf, jnp.zeros_like(leaf))
+        return together(finite.astype(jnp.float64))
 
     def whole(leaf: Any) -> Any:
         boxed = jnp.clip(
@@ -319,7 +333,7 @@ def float_sum(
         return boxed.astype(jnp.int64 if wide else jnp.int32)
 
     with jax.enable_x64(True):
-        total = jax.tree.map(whole, _added_up(block_sum, blocks, like, exact, double))
+        total = jax.tree.map(whole, _added_up(block_sum, calls, like, exact, double))
     return Bounded(total, shift, batch.sampler, grid)
 
 
@@ -423,7 +437,7 @@ def _row_count(batch: Batch) -> int:
 def _check_rows(rows: int, sampler: Sampler) -> None:
     """Rejects a batch with fewer rows than its sampler draws, or with more padding than allowed.
 
-    Kernels take rows in groups, so solvers pad with masked rows, to at most twice the batch plus 64.
+    Kernels take rows in groups, so solvers pad with masked rows, to at most twice the batch plus 256.
     """
     least, most = sampler.capacity, 2 * sampler.capacity + _FILLED_UP
     if not least <= rows <= most:
@@ -434,8 +448,8 @@ def _check_rows(rows: int, sampler: Sampler) -> None:
         )
 
 
-# A solver may pad a batch to twice its rows plus this number.
-_FILLED_UP = 64
+# A solver may pad a batch to twice its rows plus this number: four parts of whole groups.
+_FILLED_UP = 4 * ROWS_TOGETHER
 
 # The largest share of the clip norm that rounding may take, or of the shift that float sums may add.
 _LARGEST_SURPLUS = 0.05

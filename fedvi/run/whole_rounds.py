@@ -117,6 +117,8 @@ class WholeRounds:
         surveys = self._solver.survey is not None and task.coordinates is None
         if surveys or jax.tree.leaves(self._solver.init(task.posterior)):
             return None
+        if self._solver.check is not None:
+            self._solver.check(self._workers[spec.clients[0]].records()[0])
         try:
             after = whole_rounds.begun(spec, state)
         except errors.FedviError:  # each client gets its error one by one

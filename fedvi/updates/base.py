@@ -221,6 +221,9 @@ class LocalSolver(NamedTuple):
       finish_many: ``finish`` of many answers at once, bit for bit, if none is a survey and their tasks
         differ only in client and factor: (released value, one of the tasks, factors) → delta. Arrays of
         the value, the factors and the delta have a first axis for clients. None: one by one.
+      check: called with a shard before anything is computed from it; raises PrivacyError where compiled
+        programs do not keep what the proof of sensitivity assumes of them. It reads dtypes and shapes only,
+        and checks each layout once. None: there is nothing to check.
     """
 
     name: str
@@ -247,6 +250,7 @@ class LocalSolver(NamedTuple):
         | None
     ) = None
     finish_many: Callable[[dict[str, np.ndarray], Task, Any], Any] | None = None
+    check: Callable[[Shard], None] | None = None
 
 
 def compiled_once(make: _Make) -> _Make:

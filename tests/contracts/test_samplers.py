@@ -7,6 +7,7 @@ import pytest
 
 from fedvi import errors
 from fedvi.privacy import accountants, events, random, sampling
+from fedvi.privacy.base import ROWS_TOGETHER
 
 RECORDS = 30
 MAKE = {
@@ -37,10 +38,20 @@ def test_only_rows_that_hold_a_record_are_picked_and_each_once(sampler):
 def test_a_batch_has_a_static_shape_under_jit_and_vmap(sampler):
     valid = jnp.ones(RECORDS, bool)
     one = jax.jit(sampler.draw)(key(0), valid)
-    assert one.indices.shape == one.mask.shape == (sampler.capacity,)
+    rows = -(-sampler.capacity // ROWS_TOGETHER) * ROWS_TOGETHER
+    assert one.indices.shape == one.mask.shape == (rows,)
     many = jax.vmap(lambda key: sampler.draw(key, valid))(jax.random.split(key(0), 4))
-    assert many.indices.shape == (4, sampler.capacity)
+    assert many.indices.shape == (4, rows)
     assert one.sampler == sampler
+
+
+def test_a_batch_has_whole_groups_of_rows_and_those_beyond_its_capacity_do_not_count(sampler):
+    """Rows left over by groups of 8 are computed otherwise: a record that moves there would change."""
+    for seed in range(5):
+        batch = sampler.draw(key(seed), jnp.ones(RECORDS, bool))
+        assert batch.mask.shape[0] % ROWS_TOGETHER == 0
+        assert batch.mask.shape[0] < sampler.capacity + ROWS_TOGETHER
+        assert not batch.mask[sampler.capacity :].any()
 
 
 def test_which_slots_are_picked_does_not_depend_on_which_hold_a_record(sampler):

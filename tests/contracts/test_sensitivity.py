@@ -1,11 +1,16 @@
 """No table of records moves a total by more than is charged, on any way to a release."""
 
 import dataclasses
+import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import pytest
+from numpyro.infer import Trace_ELBO, autoguide
 
+import fedvi
 from fedvi import errors
 from fedvi.inference import clipping, solvers
 from fedvi.inference.clipping import _weights, longest_part
@@ -13,9 +18,25 @@ from fedvi.inference.svi_steps import Steps
 from fedvi.privacy import base, events, mechanisms, sampling
 from fedvi.privacy import bounded as bounds
 from fedvi.updates.coordinates import Coordinates
-from tests.sensitivity import CASES, Case, shift, worst
+from tests import guides
+from tests.sensitivity import (
+    CASES,
+    CHOSEN,
+    FACTORS,
+    GUIDE_CASES,
+    TRIANGLE_CASES,
+    Case,
+    is_possible,
+    places,
+    shift,
+    triangle_case,
+    unchecked,
+    wide_table,
+    worst,
+    worst_moves,
+)
 
-pytestmark = pytest.mark.numpyro
+pytestmark = [pytest.mark.numpyro, pytest.mark.checks_rows]
 
 # Sums in floating point, which promise nothing, may round beyond.
 _ROUNDING = {"DPSVI, floating point, 409": 1e-6}
@@ -53,6 +74,151 @@ def test_one_record_moves_what_is_released_by_at_most_what_is_charged(name):
     assert max(found.values()) <= 1.0 + _ROUNDING.get(name, 0.0), found
     # What is compared are tables as bad as they can be, or nearly so: none is near zero.
     assert min(found.values()) >= 0.4, found
+
+
+# One of each sampler, and of each relation.
+_QUICK_GUIDES = (
+    "AutoDiagonalNormal; linear; aligned; automatic; feistel; rounded; substitute; 191 rows; by 1",
+    "AutoLowRankMultivariateNormal, rank 1; linear; full; normalised; poisson; rounded; add_remove; "
+    "193 rows; by 64",
+    "AutoBatchedMultivariateNormal; linear; full; flat; feistel; rounded; substitute; 192 rows",
+)
+
+
+@pytest.mark.nightly(but=_QUICK_GUIDES)
+@pytest.mark.parametrize("name", GUIDE_CASES, ids=tuple(GUIDE_CASES))
+def test_no_guide_and_model_let_a_record_move_what_is_released_by_more_than_is_charged(name):
+    found = worst_moves(GUIDE_CASES[name]())
+    assert found
+    assert max(move.share for move in found.values()) <= 1.0, found
+    assert min(move.share for move in found.values()) >= 0.1, found
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", TRIANGLE_CASES)
+def test_a_full_covariance_moves_by_at_most_what_is_charged_however_many_numbers_a_batch_has(name):
+    found = worst_moves(TRIANGLE_CASES[name]())
+    assert found
+    assert max(move.share for move in found.values()) <= 1.0, found
+    assert min(move.share for move in found.values()) >= 0.9, found
+
+
+def test_each_pair_of_a_guide_a_model_and_an_option_is_among_the_cases():
+    for one, other in itertools.combinations(FACTORS, 2):
+        pairs = {(chosen[one], chosen[other]) for chosen in CHOSEN}
+        every = itertools.product(FACTORS[one], FACTORS[other])
+        assert pairs == {pair for pair in every if is_possible({one: pair[0], other: pair[1]})}
+    assert {chosen["guide"] for chosen in CHOSEN} == set(guides.GUIDES) - set(guides.REFUSED)
+
+
+def test_every_guide_that_numpyro_ships_is_among_the_cases():
+    abstract = {"AutoGuide", "AutoContinuous"}
+    named = {name.split(",")[0] for name in guides.GUIDES}
+    assert set(autoguide.__all__) - abstract <= named
+
+
+def _fit(guide, model, **options):
+    chosen = guides.MODELS[model]
+    plan = fedvi.privacy.sgd(
+        steps=1, max_records=64, sampler="full", noise_multiplier=2.0, delta=1e-5, insecure_seed=1,
+        accountant="zcdp",
+    )  # fmt: skip
+    return fedvi.DPSVI(
+        chosen.fn,
+        guides.GUIDES[guide](chosen),
+        numpyro.optim.SGD(1.0),
+        Trace_ELBO(),
+        plan,
+        **options,
+    )
+
+
+_IMPOSSIBLE = [
+    *((guide, "linear", "full") for guide in guides.REFUSED),
+    ("AutoNormal", "local latents", "full"),
+    ("AutoMultivariateNormal", "local latents", "full"),
+    ("of another class", "local latents", "full"),
+    ("by hand", "local latents", "aligned"),
+    ("AutoNormal", "tied", "aligned"),
+    ("AutoIAFNormal", "network", "aligned"),
+]
+
+
+@pytest.mark.parametrize(("guide", "model", "gradients"), _IMPOSSIBLE)
+def test_a_guide_that_does_not_serve_is_refused_before_it_is_charged(guide, model, gradients):
+    assert guides.refused(guide, model, gradients)
+    svi = _fit(guide, model, gradients=gradients)
+    with pytest.raises(errors.ModelError):
+        svi.init(jax.random.key(0), *wide_table(guides.WIDTH)(40).values())
+    with pytest.raises(errors.SolverError, match="there is no ledger before `init`"):
+        _ = svi.ledger
+
+
+@pytest.mark.nightly
+def test_a_guide_of_an_unknown_class_is_checked_and_not_taken_on_trust():
+    svi = _fit("of another class", "linear")
+    svi.init(jax.random.key(0), *wide_table(guides.WIDTH)(40).values())
+    assert svi._finding.probes > 10
+
+
+# The script of the issue: D, records, row.
+_SCRIPT = [
+    (26, 1_700, 0), (26, 1_700, 850), (21, 1_700, 0), (30, 1_700, 0), (30, 2_200, 0), (30, 2_200, 1_100),
+]  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("width", "rows", "row"), _SCRIPT)
+def test_an_outcome_moves_the_parameters_of_a_full_covariance_by_at_most_what_is_charged(
+    width, rows, row
+):
+    """By the public API, with equal noise: jaxlib 0.10.2 moved `auto_scale_tril` by 10 to 15."""
+    model = guides.linear_of(width)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(rows, width)).astype(np.float32)
+    y = random.normal(size=rows).astype(np.float32)
+    x[row], found = 1.0, []
+    for outcome in (1e4, -1e4):
+        y[row] = outcome
+        plan = fedvi.privacy.sgd(
+            epsilon=1.0,
+            delta=1e-6,
+            steps=1,
+            runs=1,
+            max_records=rows,
+            sampler="full",
+            insecure_seed=1,
+        )
+        guide = autoguide.AutoMultivariateNormal(model)
+        svi = fedvi.DPSVI(model, guide, numpyro.optim.SGD(1e-3), Trace_ELBO(), plan)
+        state = svi.run(jax.random.key(0), 1, x, y, progress_bar=False).state
+        found.append(svi.optim.get_params(state.optim_state))
+    moves = {
+        name: np.linalg.norm(np.float64(found[0][name]) - np.float64(found[1][name])) / 2e-3
+        for name in found[0]
+    }
+    # float32 parameters near 1 that moved by a thousandth of C: rounded to 2⁻²⁴, some hundred of them.
+    assert np.hypot(*moves.values()) <= 1.0 + 1e-3, moves
+    assert moves["auto_loc"] > 0.8, moves
+
+
+def test_a_full_covariance_of_many_numbers_is_moved_by_a_record_in_any_row_by_what_is_charged():
+    """The same by what enters the noise, of 34,944 numbers: with 2¹⁵ or more jaxlib 0.10.2 was wrong."""
+    with unchecked():
+        found = worst_moves(triangle_case(13, 384, "full", relations=("substitute",)))
+    assert 0.9 < found["substitute"].share <= 1.0, found
+
+
+@pytest.mark.parametrize("rows", [1, 2, 64, 409, 41_944])
+def test_places_are_the_ends_of_a_batch_and_both_sides_of_each_block(rows):
+    found = places(rows, 100)
+    assert {0, rows // 2, rows - 1} <= set(found)
+    assert found == sorted(set(found))
+    assert min(found) >= 0
+    assert max(found) < rows
+    for block in {100, longest_part(rows)}:
+        assert {place for place in (block - 1, block) if place < rows} <= set(found)
+    assert len(found) <= 40
 
 
 HOSTILE = {
@@ -122,7 +288,8 @@ def test_a_weight_that_depends_on_the_place_of_a_record_would_be_noticed(monkeyp
         return [weight * (1.0 - 0.3 * (jnp.arange(weight.size) % 2)) for weight in found]
 
     monkeypatch.setattr(clipping, "_weights", weights)
-    assert worst(CASES["DPSVI, per_site, 409"])["add_remove"] > 10.0
+    with unchecked():
+        assert worst(CASES["DPSVI, per_site, 409"])["add_remove"] > 10.0
 
 
 def test_a_price_of_half_the_move_would_be_noticed():
@@ -132,11 +299,11 @@ def test_a_price_of_half_the_move_would_be_noticed():
     assert min(worst(cheap).values()) > 1.9
 
 
-@pytest.mark.parametrize("rows", [0, 1, 15, 97])
+@pytest.mark.parametrize("rows", [0, 1, 15, 289])
 def test_no_sum_takes_a_batch_of_another_size_than_its_sampler_draws(rows):
     mechanism, sampler = mechanisms.rounded_gaussian(1.0), sampling.full(16)
     batch = base.Batch(jnp.arange(rows), jnp.ones(rows, bool), sampler)
-    short = f"a batch has {rows} rows, expected 16, which its sampler draws, to 96"
+    short = f"a batch has {rows} rows, expected 16, which its sampler draws, to 288"
     with pytest.raises(errors.PrivacyError, match=short):
         bounds.clipped_sum(jnp.ones((rows, 2)), 1.0, batch, mechanism)
     with pytest.raises(errors.PrivacyError, match=short):

@@ -318,12 +318,11 @@ def is_generated(name):
     return "/_wire/" in name
 
 
-def test_no_file_is_longer_than_600_lines_and_no_room_than_a_sixth_of_the_house():
+def test_no_room_has_more_lines_than_a_sixth_of_the_house():
     lines = {
         path.relative_to(ROOT).as_posix(): path.read_text().count("\n")
         for path in ROOT.rglob("*.py")
     }
-    assert {name: count for name, count in lines.items() if count > 600} == {}
     rooms = collections.Counter()
     for name, count in lines.items():
         rooms[name.partition("/")[0]] += 0 if is_generated(name) else count

@@ -128,6 +128,36 @@ IN_RELEASES = (
         ("vips",),
     ),
     Fault(
+        "a-record-fills-other-rows",
+        "A row's design is that of another row, as with jaxlib 0.10.2: one record counts many times.",
+        "inference.solvers.site_release:_ghost_sum",
+        "x = jnp.pad(x, ((0, blocks * block - count), (0, 0)))",
+        "x = jnp.pad(x[jnp.arange(count) % 31], ((0, blocks * block - count), (0, 0)))",
+        "programs",
+        ("site_release", "predictor"),
+    ),
+    Fault(
+        "a-record-fills-other-rows-of-a-step",
+        "The same, in a step of `DPSVI`.",
+        "inference.per_record:gradients",
+        "else _Formed(grown[index])",
+        "else _Formed(grown[index][jnp.arange(grown[index].shape[0]) % 31])",
+        "one table",
+        ("one table",),
+    ),
+    Fault(
+        "a-record-fills-other-rows-of-statistics",
+        "The same, in a sum of expected statistics.",
+        "inference.solvers.vips:_compiled",
+        "part, local = (_where(usable, columns) for columns in (part, local))",
+        "part, local = (\n"
+        "            jax.tree.map(lambda leaf: leaf[jnp.arange(leaf.shape[0]) % 31], columns)\n"
+        "            for columns in (_where(usable, part), _where(usable, local))\n"
+        "        )",
+        "programs",
+        ("vips",),
+    ),
+    Fault(
         "a-client-without-records-answers",
         "One that holds nothing takes its factor back, and is twice as far from one that is there.",
         "inference.solvers._clipped_changes:solver_of",
@@ -168,8 +198,8 @@ IN_RELEASES = (
     Fault(
         "a-state-serves-two-tables",
         "Two tables are noised alike, and their difference shows records.",
-        "inference.svi:DPSVI._use",
-        "if digest in self._used or not key.any():",
+        "inference.used_states:UsedStates.use",
+        "if digest in self._digests or not key.any():",
         "if not key.any():",
         "one table",
         ("one table",),

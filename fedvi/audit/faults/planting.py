@@ -86,3 +86,6 @@ def _forget() -> None:
     calibrate = sys.modules.get("fedvi.privacy.calibrate")
     if calibrate is not None:
         calibrate._cache.clear()
+    checked = sys.modules.get("fedvi.inference.checked_visits")
+    if checked is not None:
+        checked._passed.clear()

@@ -13,6 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
+from fedvi.inference import compiler
 from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.glm import glm
@@ -20,7 +21,7 @@ from fedvi.inference.solvers.gradient import gradient
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
 from fedvi.privacy import events
-from fedvi.privacy.base import Batch, Mechanism, Sampler
+from fedvi.privacy.base import Batch, Mechanism, Sampler, filled
 from fedvi.privacy.bounded import Bounded, clipped_changes, clipped_sum
 from fedvi.privacy.release import Released, post_process, release
 from fedvi.privacy.sampling import full
@@ -285,6 +286,8 @@ def solver_of(
         mark=mechanism.mark,
         stand=functools.partial(of_changes, noise_sd=noise_sd),
         adds_up=out.shapes if clean else None,
+        # A part may change in any way: nothing is assumed of its rows.
+        check=(lambda shard: compiler.check()) if mechanism.noise_multiplier else None,
     )
 
 
@@ -366,7 +369,8 @@ def _bound(
     every = full(parts)
 
     def bound(changes: Any) -> Bounded:
-        batch = Batch(jnp.arange(parts), jnp.ones(parts, bool), every)
+        batch = filled(Batch(jnp.arange(parts), jnp.ones(parts, bool), every))
+        changes = jnp.pad(changes, ((0, batch.mask.shape[0] - parts), (0, 0)))
         if moved is None:
             return clipped_sum(changes, clip_norm, batch, mechanism)
         return clipped_changes(changes, clip_norm, batch, mechanism, *moved)

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
+from fedvi.expfam import tree
 from fedvi.expfam.base import FactoredGaussian
 from fedvi.inference import whitened
-from fedvi.inference.blocks import filled_up, is_large, rows_at, single_precision
+from fedvi.inference.blocks import is_large, rows_at, single_precision
+from fedvi.inference.checked_visits import check_of
 from fedvi.inference.clipping import MOST_ROWS, Parts, clipped, longest_part
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
@@ -132,14 +134,37 @@ def dp_optimisation(
         mark=mechanism.mark,
         # The gradients of a larger batch would not fit into memory together.
         streams=sampler.capacity <= MOST_ROWS,
-    )
+        check=check_of(
+            functools.partial(_of_first_sums, family, model, clip_norm, draws),
+            sampler, mechanism, clip_norm, tree.to_numpy(family.isotropic(1.0)),
+        ),
+    )  # fmt: skip
+
+
+def _of_first_sums(
+    family: Any, model: Model, clip_norm: float, draws: int, *, sampler: Any, mechanism: Any
+) -> Callable[[Key, Task, Shard], Released]:
+    """Returns a function that releases the sum of a visit's first step, for the check of all steps."""
+    local = local_problem(family, model)
+    climb = _climber(local, sampler, mechanism, clip_norm, 1, 1.0, draws)
+
+    def of(key: Key, task: Task, shard: Shard) -> Released:
+        at = whitened.single(whitened.frame(local.family, local.widen(task)))
+        records = single_precision(local.records(shard.records))
+        return climb.first_sum(_split(key, 3), at, records, jnp.asarray(shard.mask))
+
+    return of
 
 
 class _Climb(NamedTuple):
-    """The steps of a visit: in one program for a shard in memory, or batch by batch for a large one."""
+    """The steps of a visit: in one program for a shard in memory, or batch by batch for a large one.
+
+    ``first_sum`` returns the noised sum of the first step alone.
+    """
 
     at_once: Callable[..., Released]
     by_steps: Callable[..., Released]
+    first_sum: Callable[..., Released]
 
 
 @compiled_once
@@ -185,24 +210,24 @@ def _climber(
             return clipped_sum(records.formed(), clip_norm, batch, mechanism)
         return clipped(Parts(lambda _: records, 1, count), clip_norm, "flat", batch, mechanism)
 
-    def drawn(key: Any, valid: Any) -> Any:
-        batch = sampler.draw(key, valid)
-        return filled_up(batch) if has_predictor(local.model) else batch
-
     def began(at: whitened.AnyFrame) -> Any:
         start = whitened.start(at)
         energy = jnp.zeros((3 if local.effects is None else 5,), at.mean.dtype)
         return start, optimiser.init(start), energy
 
+    def summed(
+        at: whitened.AnyFrame, parameters: Any, step_keys: Any, batch: Batch, rows: Any
+    ) -> Released:
+        guide_key, noise_key = step_keys
+        noise = jax.random.normal(guide_key, (draws, at.mean.shape[0]), at.mean.dtype)
+        guide = whitened.to_theta(at, parameters[0][None, :])[0], parameters[1]
+        return release(noise_key, bounded_sum(guide, at, noise, rows, batch), mechanism)
+
     def step_on(
         at: whitened.AnyFrame, value: Any, step_keys: Any, batch: Batch, rows: Any
     ) -> Released:
         parameters, state, energy = value
-        guide_key, noise_key = step_keys
-        noise = jax.random.normal(guide_key, (draws, at.mean.shape[0]), at.mean.dtype)
-        guide = whitened.to_theta(at, parameters[0][None, :])[0], parameters[1]
-        bounded = bounded_sum(guide, at, noise, rows, batch)
-        noised = decoded(release(noise_key, bounded, mechanism))
+        noised = decoded(summed(at, parameters, step_keys, batch, rows))
 
         def climb_on(total: Any) -> Any:
             # Divided by the public rate, never by the realised size of the batch.
@@ -232,16 +257,22 @@ def _climber(
             "scale": jnp.clip(raw, -SHARPEST, SHARPEST),
         }
 
+    def drawn(key: Any, records: Any, valid: Any) -> tuple[Batch, Any]:
+        batch = sampler.draw(key, valid)
+        return batch, jax.tree.map(lambda column: column[batch.indices], records)
+
+    @jax.jit
+    def first_sum(keys: Any, at: whitened.AnyFrame, records: Any, valid: Any) -> Released:
+        return summed(at, whitened.start(at), keys[1:], *drawn(keys[0], records, valid))
+
     @jax.jit
     def at_once(keys: Any, at: whitened.AnyFrame, records: Any, valid: Any) -> Released:
         def step(value: Any, step_keys: Any) -> Released:
-            batch = drawn(step_keys[0], valid)
-            rows = jax.tree.map(lambda column: column[batch.indices], records)
-            return step_on(at, value, step_keys[1:], batch, rows)
+            return step_on(at, value, step_keys[1:], *drawn(step_keys[0], records, valid))
 
         return post_process(answer, repeat(step, began(at), keys))
 
-    draw, one_step, begin, end = (jax.jit(part) for part in (drawn, step_on, began, answer))
+    draw, one_step, begin, end = (jax.jit(part) for part in (sampler.draw, step_on, began, answer))
 
     def by_steps(keys: Any, at: whitened.AnyFrame, records: Any, valid: Any) -> Released:
         def step(value: Any, step_keys: Any) -> Released:
@@ -253,7 +284,7 @@ def _climber(
         each = [tuple(part[index] for part in keys) for index in range(steps)]
         return post_process(end, repeat_outside(step, begin(at), each))
 
-    return _Climb(at_once, by_steps)
+    return _Climb(at_once, by_steps, first_sum)
 
 
 def _signal(at: whitened.AnyFrame, slope: Any, noise_std: float, energy: Any) -> tuple[Any, Any]:

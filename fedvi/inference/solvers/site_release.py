@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
-from fedvi.expfam import matrices
+from fedvi.expfam import matrices, tree
 from fedvi.expfam.base import is_full
 from fedvi.inference import weights
 from fedvi.inference.block_sums import noised_in_blocks
-from fedvi.inference.blocks import filled_up, is_large, single_precision
+from fedvi.inference.blocks import is_large, single_precision
+from fedvi.inference.checked_visits import check_of, visits
 from fedvi.inference.clipping import MOST_ROWS, longest_part
 from fedvi.inference.column_sums import noised_column_sums
 from fedvi.inference.local_latents import refuse_site_effects
@@ -241,7 +242,16 @@ def site_release(
         renews=True,
         streams=streams,
         adds_up={"gradient": (family.size,), "curvature": (family.size * (family.size + 1) // 2,)},
-    )
+        check=check_of(
+            visits(
+                site_release, family=family, model=model, clip_norm=given, curvature_share=curvature_share,
+                floor=floor, nodes=nodes, draws=draws, foreseen=foreseen,
+            ),
+            sampler, mechanism, clip_norm, tree.to_numpy(family.isotropic(1.0)),
+            # A survey has a program of its own.
+            (None, Coordinates(np.zeros(family.size), np.ones(family.size), 0))[not survey :],
+        ),
+    )  # fmt: skip
 
 
 def _auto(
@@ -323,16 +333,14 @@ def _compiled(
     ) -> Bounded:
         batch = sampler.draw(sampling_key, valid)
         if in_closed_form and batch.mask.shape[0] <= MOST_ROWS:
-            batch = filled_up(batch)
             drawn = jax.tree.map(lambda column: column[batch.indices], records)
             found = weights.of_predictor(model, nodes, mean, root, at, drawn, weight, clip_norm)
             return _ghost_sum(*found, weight, (rows, columns, twice), clip_norm, batch, mechanism)
         away = jax.random.normal(guide_key, (draws, family.size), mean.dtype) @ root.T
         number = family.number_count
-        batch = filled_up(batch)
         if in_units:  # predictors at all nodes are in memory too
             number = max(number, nodes * records[ROWS].shape[1])
-        # A multiple of 64, see `filled_up`.
+        # A multiple of 64, see `filled`.
         length = min(batch.mask.shape[0], max(64, _FORMED // number // 64 * 64))
         parts = -(-batch.mask.shape[0] // length)
         indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))

@@ -11,15 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvi import errors
+from fedvi.expfam import tree
 from fedvi.expfam.base import is_full
-from fedvi.inference.blocks import blocks_of, filled_up, is_large, length_of, single_precision
+from fedvi.inference.blocks import blocks_of, is_large, length_of, single_precision
+from fedvi.inference.checked_visits import check_of, visits
 from fedvi.inference.parallel_parts import PARTS, compiled_calls, on_devices, striped, thread_count
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
 from fedvi.models.length_classes import through_chunks
 from fedvi.models.outcomes.base import GivenLatents
-from fedvi.privacy.base import Mechanism, Sampler, Shift
+from fedvi.privacy.base import Mechanism, Sampler, Shift, filled
 from fedvi.privacy.bounded import float_limit, float_sum, float_sum_of
 from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
@@ -187,7 +189,14 @@ def vips(
         renews=True,
         streams=True,
         adds_up={block.name: (block.number_count,) for block in model.blocks},
-    )
+        check=check_of(
+            visits(
+                vips, family=family, model=model, clip_norm=clip_norm, averaging=averaging,
+                emphasis=emphasis, delay=delay, shares=shares, typical=typical, rows_together=rows_together,
+            ),
+            sampler, mechanism, clip_norm, tree.to_numpy(model.prior), model=model,
+        ),
+    )  # fmt: skip
 
 
 def conjugate_form(
@@ -284,7 +293,7 @@ def _compiled(
         batch = sampler.draw(sampling_key, valid)
         # Parts of equal length: a row's bits may depend on its position within XLA's groups of rows.
         length = length_of(batch.mask.shape[0], rows_together)
-        batch = filled_up(batch, length)
+        batch = filled(batch, length)
         count = batch.mask.shape[0]
         parts, terms = count // length, length + _ROUNDINGS
         limit = float_limit(clip_norm, terms, parts, count, size, mechanism, double=True)

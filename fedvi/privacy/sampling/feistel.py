@@ -10,7 +10,7 @@ from jax import lax
 
 from fedvi import errors
 from fedvi.privacy import events
-from fedvi.privacy.base import Batch
+from fedvi.privacy.base import Batch, filled
 from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 
@@ -59,7 +59,7 @@ class Feistel:
         check_slots(valid, self.max_records)
         pick = _floyd if self.max_records <= _EXACT_UP_TO else _permuted
         chosen = pick(key, self.batch, self.max_records)
-        return Batch(chosen, jnp.asarray(valid, bool)[chosen], self)
+        return filled(Batch(chosen, jnp.asarray(valid, bool)[chosen], self))
 
     def event(self, inner: events.Event) -> events.Event:
         """Returns the event of sampling without replacement; it has a price only under "substitute"."""

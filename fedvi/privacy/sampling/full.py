@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from fedvi.privacy import events
-from fedvi.privacy.base import Batch
+from fedvi.privacy.base import Batch, filled
 from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 
@@ -35,7 +35,9 @@ class Full:
           PrivacyError: if ``valid`` has more entries than slots, or fewer.
         """
         check_slots(valid, self.max_records)
-        return Batch(jnp.arange(self.capacity), jnp.asarray(valid, bool), self)
+        return filled(
+            Batch(jnp.arange(self.capacity, dtype=jnp.int32), jnp.asarray(valid, bool), self)
+        )
 
     def event(self, inner: events.Event) -> events.Event:
         """Returns ``inner``."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.privacy import events
-from fedvi.privacy.base import Batch
+from fedvi.privacy.base import Batch, filled
 from fedvi.privacy.sampling._rows import check_slots
 from fedvi.typing import Key
 
@@ -89,7 +89,7 @@ class Poisson:
             slot = jnp.full(self.capacity, rows, slot.dtype).at[place].set(slot, mode="drop")
             chosen = slot < rows
         slot = jnp.minimum(slot, rows - 1)
-        return Batch(slot, chosen & jnp.asarray(valid, bool)[slot], self)
+        return filled(Batch(slot, chosen & jnp.asarray(valid, bool)[slot], self))
 
     def event(self, inner: events.Event) -> events.Event:
         """Returns the Poisson-sampled event with the overflow of this capacity."""

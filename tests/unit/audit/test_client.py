@@ -27,7 +27,7 @@ def noisy(mechanism: Any, key_of_all: Any = None) -> LocalSolver:
 
     def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
         batch = sampler.draw(key_of("sampling"), shard.mask)
-        bounded = bounds.clipped_sum(shard.records["x"], 1.0, batch, mechanism)
+        bounded = bounds.clipped_sum(shard.records["x"][batch.indices], 1.0, batch, mechanism)
         key = key_of("noise") if key_of_all is None else key_of_all
         noised = release.decoded(release.release(key, bounded, mechanism))
         found = release.post_process(lambda v: {"h": np.asarray(v), "J": np.ones(2)}, noised)

@@ -54,7 +54,9 @@ def noisy_solver(cost: events.Event = NOISE, event: events.Event | None = None) 
 
     def update(key_of, state, job, shard):
         batch = sampler.draw(key_of("sampling"), shard.mask)
-        bounded = bounds.clipped_sum(shard.records["x"], 1.0, batch, mechanisms.gaussian(20.0))
+        bounded = bounds.clipped_sum(
+            shard.records["x"][batch.indices], 1.0, batch, mechanisms.gaussian(20.0)
+        )
         noised = release.release(key_of("noise"), bounded, mechanisms.gaussian(20.0))
         if event is not None:
             noised = release.disclose(noised.value, event.what)

@@ -7,10 +7,9 @@ import pytest
 
 from fedvi import expfam, models
 from fedvi.inference import whitened
-from fedvi.inference.blocks import filled_up
 from fedvi.inference.predictor import gradients, has_predictor
 from fedvi.privacy import sampling
-from fedvi.privacy.base import Batch
+from fedvi.privacy.base import Batch, filled
 from fedvi.updates.base import Task
 from tests.studies import random_eta
 
@@ -74,7 +73,7 @@ def test_a_record_has_the_same_gradient_in_whichever_row_it_stands(kind):
 
     @jax.jit
     def found(indices):
-        batch = filled_up(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
+        batch = filled(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
         rows = {name: column[batch.indices] for name, column in records.items()}
         made = gradients(model, guide, at, noise, rows)
         return (*made.formed(), made.norm())
@@ -87,11 +86,11 @@ def test_a_record_has_the_same_gradient_in_whichever_row_it_stands(kind):
 
 
 def test_empty_rows_count_for_nothing_and_fill_whole_blocks():
-    batch = filled_up(Batch(jnp.arange(70), jnp.ones(70, bool), sampling.full(70)))
+    batch = filled(Batch(jnp.arange(70), jnp.ones(70, bool), sampling.full(70)))
     assert batch.mask.shape == batch.indices.shape == (128,)
     assert int(batch.mask.sum()) == 70
     whole = Batch(jnp.arange(64), jnp.ones(64, bool), sampling.full(64))
-    assert filled_up(whole).mask.shape == (64,)
+    assert filled(whole).mask.shape == (64,)
 
 
 def test_models_of_several_rows_or_no_predictor_have_none():

@@ -15,7 +15,7 @@ from fedvi.expfam import tree
 from fedvi.inference import block_sums, many_visits, solvers, weights
 from fedvi.inference.units import unit_model
 from fedvi.privacy import mechanisms, random, sampling
-from fedvi.privacy.base import Batch
+from fedvi.privacy.base import Batch, filled
 from fedvi.privacy.bounded import clipped_sum_of_parts, float_limit, float_sum
 from fedvi.privacy.release import decoded
 from fedvi.typing import ROWS
@@ -279,7 +279,7 @@ def test_what_a_record_contributes_depends_on_no_row():
 
     @jax.jit
     def found(indices):
-        batch = module.filled_up(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
+        batch = filled(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
         taken = {"x": jnp.asarray(x)[batch.indices], "y": jnp.asarray(y)[batch.indices]}
         at = jnp.linspace(-1.0, 1.0, size), jnp.linspace(0.5, 3.0, size), jnp.int32(0)
         return weights.of_predictor(model, 20, mean, root, at, taken, 2.0, 1.0)

@@ -18,7 +18,7 @@ from fedvi import errors, models
 from fedvi.inference import svi as descents
 from fedvi.inference.svi import DPSVI
 from fedvi.inference.vips import VIPS
-from fedvi.privacy import events, ledger, runs
+from fedvi.privacy import events, ledger
 from fedvi.privacy.metrics import Private
 
 pytestmark = pytest.mark.numpyro
@@ -598,7 +598,7 @@ def test_no_copy_is_made_of_what_holds_noise_and_counts_runs(copied):
 def test_a_process_that_was_forked_off_starts_no_run(monkeypatch):
     svi = owned()
     state = svi.init(jax.random.key(0), *table())
-    monkeypatch.setattr(runs.os, "getpid", lambda: -1)
+    monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(errors.PrivacyError, match=r"used by a process that was forked off"):
         svi.init(jax.random.key(0), *table())
     with pytest.raises(errors.PrivacyError, match=r"used by a process that was forked off"):

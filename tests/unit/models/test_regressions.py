@@ -250,7 +250,7 @@ def test_a_subject_is_one_record_to_a_clip():
     for without in (None, 6):  # the subject of 2,000 days, which was in all three intervals
         valid = jnp.arange(9) != (-1 if without is None else without)
         batch = sampler.draw(jax.random.key(0), valid)
-        totals.append(clipped_sum(gradients, clip_norm, batch, mechanism).total)
+        totals.append(clipped_sum(gradients[batch.indices], clip_norm, batch, mechanism).total)
     moved = float(jnp.linalg.norm(totals[0] - totals[1]))
     # It is clipped, so that the bound is reached; 1e-5 of it is float32.
     assert moved == pytest.approx(clip_norm, rel=1e-5)
