@@ -1,4 +1,4 @@
-"""Checks what a solver's ``update`` sums, on made-up records, before a client charges its first release."""
+"""Checks what a solver's ``update`` sums, on made-up records, before a client computes its first answer."""
 
 import dataclasses
 import functools

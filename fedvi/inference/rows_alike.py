@@ -244,7 +244,7 @@ def check(
             raise _refused(
                 subject,
                 f"it was not over after {_MOST_SECONDS:,.0f} s",
-                "nothing was charged. Use smaller batches, a smaller max_records or a smaller model",
+                "nothing was released. Use smaller batches, a smaller max_records or a smaller model",
             )
         # What is compiled is checked, also where a caller has switched compilation off.
         with jax.disable_jit(False):
@@ -281,7 +281,7 @@ def _refused(subject: str, why: str, hint: str = "") -> errors.PrivacyError:
     return errors.PrivacyError(
         f"{subject} fails its check on made-up records: {why}",
         hint
-        or "nothing was charged. Either the compiler computes wrong values (this is jaxlib "
+        or "nothing was released. Either the compiler computes wrong values (this is jaxlib "
         f"{metadata.version('jaxlib')} on {jax.default_backend()}: try another version, or a CPU), or the "
         "model treats records by their place in the arrays. Please report it (SECURITY.md)",
     )
