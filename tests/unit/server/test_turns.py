@@ -384,7 +384,7 @@ def noised(task):
     """Answers with something that cost a noised release."""
     mechanism, key = mechanisms.gaussian(20.0), jax.random.key(0)
     batch = sampling.full(1).draw(key, np.ones(1, bool))
-    bounded = bounds.clipped_sum(np.ones((1, 1), np.float32), 1.0, batch, mechanism)
+    bounded = bounds.clipped_sum(np.ones((batch.mask.size, 1), np.float32), 1.0, batch, mechanism)
     value = {"h": np.asarray(task.posterior.h), "J": np.asarray(task.posterior.J)}
     return codec.encode(
         release.post_process(lambda _: value, release.release(key, bounded, mechanism))
