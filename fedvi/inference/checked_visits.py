@@ -23,7 +23,7 @@ from fedvi.updates.base import LocalSolver, Shard, Task
 from fedvi.updates.conjugate import FromFile
 from fedvi.updates.coordinates import Coordinates
 
-__all__ = ["check_of", "visits"]
+__all__ = ["check_of", "check_of_changes", "visits"]
 
 # How many records a model is asked for.
 _VALID = 12
@@ -97,6 +97,51 @@ def check_of(
                 return np.stack([total(*pair) for pair in zip(choices, masks, strict=True)])
 
             rows_alike.check(totals, rows, made_up, unit, "the compiled sum of a visit")
+        _passed.add(kind)
+
+    return check
+
+
+def check_of_changes(
+    make: Callable[[Mechanism], Callable[[Key, Any, Any], Released]],
+    mechanism: Mechanism,
+    clip_norm: float,
+    parts: int,
+    size: int,
+) -> Callable[[Shard], None] | None:
+    """Returns ``LocalSolver.check`` for a solver that adds up one clipped change for each part of a shard.
+
+    Each part's change is computed by a call of its own, so that only their sum may mix them up.
+
+    Args:
+      make: mechanism → a function (key, changes float32 [K, d], mask bool [K]) → the release of their sum.
+      mechanism, clip_norm: those of the solver.
+      parts: K.
+      size: d.
+
+    Returns:
+      the check; it raises PrivacyError as `rows_alike.check` does. None where noise has no guarantee.
+    """
+    grid = mechanism.grid(clip_norm) if math.isfinite(clip_norm) else None
+    if grid is None or not mechanism.noise_multiplier:
+        return None
+    unit = math.sqrt(grid.bound)
+
+    def check(shard: Shard) -> None:
+        compiler.check()
+        kind = (mechanism, clip_norm, parts, size, is_wide(), str(devices()[0]))
+        if kind in _passed:
+            return
+        released = make(_Silent(mechanism))
+        made_up = rows_alike.catalogue([jax.ShapeDtypeStruct((size,), np.float32)])
+        key = random.insecure_root(0).key("check")
+
+        def totals(choices: np.ndarray, masks: np.ndarray) -> np.ndarray:
+            changes = made_up.columns[0][choices]
+            sides = [released(key, *pair).value for pair in zip(changes, masks, strict=True)]
+            return np.stack([np.concatenate(jax.tree.leaves(side)) for side in sides])
+
+        rows_alike.check(totals, parts, made_up, unit, "the compiled sum of a visit")
         _passed.add(kind)
 
     return check

@@ -156,6 +156,12 @@ def solver_of(
             _check_price(float(noise), total, budget, schedule.rounds)
     chosen = float(noise)
     solver = build(chosen)
+    if budget is not None and solver.check is None and noised_by(chosen).grid(1.0) is not None:
+        raise errors.ConfigError(
+            f"solver.kind is {study.solver.kind!r}, which has no check of its compiled sums, "
+            "but [privacy] promises differential privacy",
+            "let its factory return LocalSolver(…, check=check_of(…)); see docs/add/solver.md",
+        )
     grid = noised_by(chosen).grid(solver.clip_norm) if solver.clip_norm is not None else None
     return Made(
         solver=solver,

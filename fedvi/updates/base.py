@@ -223,7 +223,8 @@ class LocalSolver(NamedTuple):
         the value, the factors and the delta have a first axis for clients. None: one by one.
       check: called with a shard before anything is computed from it; raises PrivacyError where compiled
         programs do not keep what the proof of sensitivity assumes of them. It reads dtypes and shapes only,
-        and checks each layout once. None: there is nothing to check.
+        and checks each layout once. None: nothing is checked, and a study under a budget refuses the solver
+        unless its mechanism promises nothing.
     """
 
     name: str

@@ -13,7 +13,7 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference import compiler
+from fedvi.inference import checked_visits
 from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.glm import glm
@@ -286,8 +286,14 @@ def solver_of(
         mark=mechanism.mark,
         stand=functools.partial(of_changes, noise_sd=noise_sd),
         adds_up=out.shapes if clean else None,
-        # A part may change in any way: nothing is assumed of its rows.
-        check=(lambda shard: compiler.check()) if mechanism.noise_multiplier else None,
+        # A part is fitted by itself and may change in any way: what is checked is the sum of the parts.
+        check=checked_visits.check_of_changes(
+            lambda silent: _compiled(silent, clip_norm, parts, moved),
+            mechanism,
+            clip_norm,
+            parts,
+            family.number_count,
+        ),
     )
 
 
@@ -340,13 +346,14 @@ def door(
         )
     leave = _compiled(mechanism, clip_norm, parts, moved)
     like = jax.ShapeDtypeStruct((parts, family.number_count), np.float32)
-    bounded = jax.eval_shape(_bound(mechanism, clip_norm, parts, moved), like)
+    every = np.ones(parts, bool)
+    bounded = jax.eval_shape(_bound(mechanism, clip_norm, parts, moved), like, every)
     root = frame.root
     if root.ndim == 2 and np.array_equal(root, np.diag(np.diagonal(root))):
         root = np.diagonal(root)
 
     def out(key: Key, changes: np.ndarray) -> Released:
-        noised = leave(key, jnp.asarray(changes, jnp.float32))
+        noised = leave(key, jnp.asarray(changes, jnp.float32), every)
         return post_process(lambda total: {"change": total}, noised)
 
     return Door(
@@ -364,12 +371,12 @@ def _bound(
     clip_norm: float,
     parts: int,
     moved: tuple[int, int] | None,
-) -> Callable[[Any], Bounded]:
+) -> Callable[[Any, Any], Bounded]:
     # A batch of parts, not of records: all of them, as the sampler takes all records.
     every = full(parts)
 
-    def bound(changes: Any) -> Bounded:
-        batch = filled(Batch(jnp.arange(parts), jnp.ones(parts, bool), every))
+    def bound(changes: Any, mask: Any) -> Bounded:
+        batch = filled(Batch(jnp.arange(parts), jnp.asarray(mask), every))
         changes = jnp.pad(changes, ((0, batch.mask.shape[0] - parts), (0, 0)))
         if moved is None:
             return clipped_sum(changes, clip_norm, batch, mechanism)
@@ -384,6 +391,7 @@ def _compiled(
     clip_norm: float,
     parts: int,
     moved: tuple[int, int] | None,
-) -> Callable[[Key, Any], Released]:
+) -> Callable[[Key, Any, Any], Released]:
     bound = _bound(mechanism, clip_norm, parts, moved)
-    return jax.jit(lambda key, changes: release(key, bound(changes), mechanism))
+    # The mask is an argument, so that the check can leave parts out of the very same program.
+    return jax.jit(lambda key, changes, mask: release(key, bound(changes, mask), mechanism))

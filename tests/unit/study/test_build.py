@@ -1,5 +1,6 @@
 """Claims about how a study becomes pieces: what is checked before any record is read."""
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,27 @@ def test_a_private_study_takes_no_solver_without_protection(solver: str) -> None
     error = refusal(change)
     assert error.message.startswith(f"solver.kind is {solver!r}, which releases without protection")
     assert error.hint
+
+
+@pytest.mark.parametrize("noise", ["rounded_gaussian", "gaussian"])
+def test_a_private_study_takes_no_solver_whose_sums_nobody_checks(
+    monkeypatch: pytest.MonkeyPatch, noise: str
+) -> None:
+    module = importlib.import_module("fedvi.inference.solvers.dp_optimisation")
+    monkeypatch.setattr(module, "check_of", lambda *given: None)
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "dp_optimisation", "steps": 3}
+        raw["privacy"] = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+        raw["privacy"]["mechanism"] = noise
+        raw["data"]["max_records"] = 50
+
+    if noise == "gaussian":  # in floating point, which is marked as no guarantee
+        assert all(solver.check is None for solver in assembled(change).solvers.values())
+        return
+    error = refusal(change)
+    assert "has no check of its compiled sums" in error.message
+    assert "check_of" in error.hint
 
 
 def test_a_whole_number_of_noise_is_a_number() -> None:
