@@ -134,6 +134,7 @@ def catalogue(
     def cast(part: Any, shape: jax.ShapeDtypeStruct) -> np.ndarray:
         if jnp.issubdtype(shape.dtype, jnp.floating):
             most = float(jax.numpy.finfo(shape.dtype).max)  # type: ignore[no-untyped-call]
+            part = np.asarray(part, np.float64)
             part = np.where(np.isfinite(part), np.clip(part, -most, most), part)
         return np.asarray(part, shape.dtype)
 

@@ -1,6 +1,7 @@
 """The check before a charge runs what a run will run, and finds rows that are mixed up or treated apart."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,18 @@ def too_long(choices, masks):
 
 def silent(choices, masks):
     return np.zeros((2, 1), np.int64)
+
+
+@pytest.mark.parametrize("one", [np.float16, np.float32, np.float64, np.int8, np.int64, np.bool_])
+@pytest.mark.parametrize("other", [np.float16, np.float32, np.float64])
+def test_records_of_any_dtypes_are_made_up_without_a_warning(one, other):
+    valid = [[np.ones(2, other), np.ones((), one)]]
+    shapes = [jax.ShapeDtypeStruct((2,), one), jax.ShapeDtypeStruct((), other)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made = rows_alike.catalogue(shapes, valid)
+    assert [column.dtype for column in made.columns] == [one, other]
+    assert np.isfinite(made.columns[1][: made.finite].astype(float)).all()
 
 
 def check(totals, rows):
