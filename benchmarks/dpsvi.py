@@ -1,7 +1,7 @@
-"""Times `DPSVI` beside NumPyro's own `SVI` on the same batches: a network, two regressions, a mixture.
+"""Times `DPSVI` beside NumPyro's own `SVI` on the same batches: a network, three regressions, a mixture.
 
     python benchmarks/dpsvi.py                    all cases
-    python benchmarks/dpsvi.py --case vae         one of: vae, logistic, hierarchical, mixture
+    python benchmarks/dpsvi.py --case vae         one of: vae, logistic, hierarchical, mixture, covariance
     python benchmarks/dpsvi.py --steps 500        that many steps a scan, where a step takes longer
     python benchmarks/dpsvi.py --memory 4096      peak memory of a step of the VAE on so large a batch
     python benchmarks/dpsvi.py --epoch            an epoch of the VAE on a GPU, beside vmap(grad)
@@ -148,7 +148,28 @@ def mixture() -> Case:
     return Case(model, autoguide.AutoDiagonalNormal(model), data, 6, 5_000)
 
 
-CASES = {"vae": vae, "logistic": logistic, "hierarchical": hierarchical, "mixture": mixture}
+def covariance() -> Case:
+    """5,000 records of 20 covariates, with a full covariance of the coefficients; batches of 256."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(5_000, 20)).astype(np.float32)
+    y = (random.random(5_000) < 1.0 / (1.0 + np.exp(-x[:, :10].sum(axis=1)))).astype(np.float32)
+
+    def model(x: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 2.0).expand([20]).to_event(1))
+        with numpyro.plate("records", 5_000, subsample_size=x.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
+
+    data = jnp.asarray(x), jnp.asarray(y)
+    return Case(model, autoguide.AutoMultivariateNormal(model), data, 256, 2_000)
+
+
+CASES = {
+    "vae": vae,
+    "logistic": logistic,
+    "hierarchical": hierarchical,
+    "mixture": mixture,
+    "covariance": covariance,
+}
 
 
 def plan(case: Case, **settings: Any) -> Any:

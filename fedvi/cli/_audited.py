@@ -18,13 +18,13 @@ from fedvi.audit.findings import Finding, judged, not_checked
 from fedvi.audit.published_sums import check_sums
 from fedvi.audit.recording import Recorder, SamplerRecorder
 from fedvi.cli._audit_profile import profiled
-from fedvi.cli._audit_records import corners, shard_of
 from fedvi.expfam import tree
 from fedvi.federation.damping import Memory
 from fedvi.federation.fold import fold, posterior_of
 from fedvi.privacy import events, ledger, random, sampling, statement
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.sums import in_sum
+from fedvi.run.made_up import corners, shard_of
 from fedvi.study.build import Assembly
 from fedvi.transport import codec
 from fedvi.typing import Key

@@ -153,6 +153,8 @@ class Worker(Unique):
       mask: masks a task's answer before it is sealed and sent; None in studies without masks.
       private_log: called with a release's name and its metrics once it is sealed. Most metrics are
         private: write them to a file of the client's own or nowhere. Off by default.
+      layout: returns made-up records in the form of ``shard``'s, or None if that is not known; compiled
+        programs are checked on it before the first charge.
     """
 
     _why = "both would answer the same tasks, with the same secrets"
@@ -171,6 +173,7 @@ class Worker(Unique):
         admit: Callable[[Task, events.Event, events.Event], None] | None = None,
         private_log: Callable[[str, Mapping[str, Metric]], None] | None = None,
         mask: Callable[[Task, Payload], Payload] | None = None,
+        layout: Callable[[], Shard | None] = lambda: None,
     ) -> None:
         self.client = client
         self._study_digest = study_digest
@@ -183,6 +186,7 @@ class Worker(Unique):
         self._admit = admit
         self._private_log = private_log
         self._mask = mask
+        self._layout = layout
         self._greeted = False
         self._ended = ""
         self._info: Mapping[str, Metric] = {}
@@ -314,18 +318,22 @@ class Worker(Unique):
         with contextlib.suppress(errors.FedviError, OSError):
             self._link.handle(Failure(self.client, task.task_id, code))
 
+    def _check(self, shard: Shard | None) -> None:
+        if self._solver.check is not None and shard is not None:
+            self._solver.check(shard)
+
     def _prepared(self, task: Task) -> "Visit":
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
+        self._check(self._layout())
         before = self._state(task)
         # Charge before the solver sees a record: a failure from here on leaves the release charged.
         pending = self._taken_up(task, before) or self._reserved(task)
         release_id, secret = pending.release_id, pending.secret
         shard = self._shard()
-        if self._solver.check is not None:
-            # The layout of records is known only now. Where programs fail their check nothing is computed
-            # or sent, and this one release stays charged.
-            self._solver.check(shard)
+        # Nothing is left to do if records have the form that was made up. Otherwise, where programs fail
+        # their check, nothing is computed or sent, and this one release stays charged.
+        self._check(shard)
         frozen = self._digest(shard)
         self._store.note_inputs(
             release_id,

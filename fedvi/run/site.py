@@ -14,7 +14,7 @@ from fedvi.federation.messages import Reply, Request
 from fedvi.inference import prior_factor
 from fedvi.privacy import events, ledger, random
 from fedvi.privacy.metrics import Metric
-from fedvi.run import loading
+from fedvi.run import loading, made_up
 from fedvi.store.base import ClientStore
 from fedvi.store.memory import MemoryClientStore
 from fedvi.study import build
@@ -80,7 +80,16 @@ def client_worker(
         admit=admit,
         private_log=_private_log(metrics_folder, client),
         mask=mask,
+        layout=functools.cache(functools.partial(_made_up, assembly)),
     )
+
+
+def _made_up(assembly: Assembly) -> Shard | None:
+    """Returns records that follow from the study alone; None if it does not say what they are."""
+    try:
+        return made_up.shard_of(assembly, None, seed=0)
+    except errors.FedviError:
+        return None
 
 
 def prior_worker(assembly: Assembly, link: Link) -> Worker:

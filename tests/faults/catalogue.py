@@ -58,7 +58,7 @@ _PRIVACY = (
     _fault(
         "a-client-that-checks-nothing",
         "client/worker.py",
-        "if self._solver.check is not None:",
+        "if self._solver.check is not None and shard is not None:",
         "if False:",
         "A client is charged on a compiler that mixes up its rows.",
         "contracts/test_rows.py",

@@ -1,4 +1,4 @@
-"""Records that an audit makes up, from what a study's schema says in public."""
+"""Makes records up from what a study's schema says in public: for an audit, and for checks of programs."""
 
 import csv
 import tempfile
