@@ -24,7 +24,7 @@ def quoted(path: Path, digest: str) -> str:
         report = json.loads(path.read_text(encoding="utf-8"))
         found, of = report["findings"], str(report["digest"])
         lines = _lines(report, found)
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise errors.ConfigError(
             f"no audit can be read at --audit {path}: {type(error).__name__}", _MAKE
         ) from error

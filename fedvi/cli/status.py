@@ -225,7 +225,7 @@ def _verdict(folder: Path) -> list[str]:
     try:
         found = json.loads((folder / RESULT / "result.json").read_text(encoding="utf-8"))
         return [str(line) for line in found["verdict"]["lines"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
 
 

@@ -494,6 +494,7 @@ def _read_entry(line: str, position: int) -> Entry:
     try:
         event = fields["event"]
         entry = Entry(**{**fields, "event": None if event is None else from_json(event)})
+        _check_texts(entry, position)
         same = _entry_line(entry) == line
     except (KeyError, TypeError, ValueError) as error:
         raise LedgerError(f"entry {position} has other fields than expected: {error}") from error
@@ -502,6 +503,18 @@ def _read_entry(line: str, position: int) -> Entry:
     if not same:
         raise LedgerError(f"entry {position} is not written as this ledger writes")
     return entry
+
+
+def _check_texts(entry: Entry, position: int) -> None:
+    """Checks the types that no line promises, before anything looks the values up."""
+    for field in ("kind", "release_id", "previous_hash", "hash"):
+        if not isinstance(getattr(entry, field), str):
+            found = getattr(entry, field)
+            raise LedgerError(f"entry {position}: `{field}` is {found!r:.80}, expected a text")
+    if not isinstance(entry.digest, str | None):
+        raise LedgerError(
+            f"entry {position}: `digest` is {entry.digest!r:.80}, expected a text or nothing"
+        )
 
 
 def _read(line: str, what: str) -> dict[str, Any]:

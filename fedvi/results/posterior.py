@@ -106,9 +106,18 @@ def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
             f"beside it has {', '.join(list(names)[:20])}",
             "the folder holds files of two runs",
         )
+    for name in expected:
+        if kept[name].dtype.kind not in "fiu":
+            raise errors.ConfigError(
+                f"{path} holds {name} as {kept[name].dtype}, expected numbers",
+                "the file was changed: make the posterior again, or fetch it from whoever ran the study",
+            )
     eta = _filled(family.zeros(), kept)
     family.check(eta, str(path))
-    if not family.is_proper(eta):
+    # Sums of numbers near the largest float are infinite, and then of no proper posterior.
+    with np.errstate(over="ignore", invalid="ignore"):
+        is_proper = family.is_proper(eta)
+    if not is_proper:
         raise errors.ConfigError(f"{path} holds a posterior that is improper")
     return Kept(eta, str(kept["mark"]))
 

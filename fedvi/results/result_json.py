@@ -212,7 +212,7 @@ def read(path: Path) -> dict[str, Any]:
             f"no result of a run can be read at {path}: {where}: {first['msg'].lower()}",
             "the file was changed, or is of another version of fedvi",
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise errors.ConfigError(
             f"no result of a run can be read at {path}: {error}", "has the run ended?"
         ) from error

@@ -187,7 +187,9 @@ def read(path: Path) -> ServerPlan:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        # JSON may contain half a surrogate pair, which no digest can hold.
+        json.dumps(content, ensure_ascii=False).encode()
+    except (OSError, ValueError, RecursionError) as error:
         raise errors.ConfigError(f"no plan of a run can be read at {path}: {error}") from error
     return dataclasses.replace(_from_json(content, path), is_kept=True)
 
@@ -417,12 +419,12 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
         )
     except errors.LedgerError as error:
         raise errors.ConfigError(f"{path} is not whole: {error.message}") from error
-    except (KeyError, TypeError, ValueError, StopIteration) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise errors.ConfigError(f"{path} is no plan of a run: {error!r}") from error
-    if plan.digest != content["digest"]:
+    told = str(content.get("digest"))
+    if plan.digest != told:
         raise errors.ConfigError(
-            f"{path} is of study {content['digest'][:12]}, and holds one of digest "
-            f"{plan.digest[:12]}",
+            f"{path} is of study {told[:12]}, and holds one of digest {plan.digest[:12]}",
             "it was changed by hand: remove it, and it is computed again",
         )
     return plan

@@ -241,7 +241,8 @@ def reported(path: Path) -> Iterator[None]:
     """Converts errors of SQLite or the file system to a ``LedgerError`` that names the path."""
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
+    # SQLite quotes what a damaged schema says, in bytes that may be no text.
+    except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
         raise errors.LedgerError(
             f"{path}: {error}",
             hint="nothing was stored; is the disk full, read-only or damaged?",

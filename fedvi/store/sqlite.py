@@ -121,6 +121,8 @@ class SqliteClientStore:
                     "SELECT name, value FROM meta WHERE name IN ('freeze_key', 'freeze_digest')"
                 )
             )
+        if "freeze_key" not in found:
+            files.refuse(self._folder / DATABASE, "the key that fingerprints records is missing")
         return base.Freeze(found["freeze_key"], found.get("freeze_digest"))
 
     def reserve(self, ledger: Ledger, release_id: str, secret: bytes, task: bytes) -> base.Pending:
@@ -204,7 +206,12 @@ class SqliteClientStore:
             tensors = self._connection.execute(
                 "SELECT form, data FROM tensors WHERE number = ? ORDER BY position", (number,)
             ).fetchall()
-        return release_id, Payload(tuple(_tensor(*columns) for columns in tensors), event, sha256)
+            try:
+                parts = tuple(_tensor(*columns) for columns in tensors)
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                path = self._folder / DATABASE
+                files.refuse(path, f"an array in the outbox cannot be read: {error!r:.200}")
+        return release_id, Payload(parts, event, sha256)
 
     def acknowledge(self, ledger: Ledger, release_id: str) -> None:
         """Stores the ledger and deletes the bytes, which the server has received."""

@@ -167,6 +167,33 @@ def test_an_empty_shard_gets_an_answer(case):
     family.check(change.delta)
 
 
+GARBAGE = (np.nan, np.inf, -np.inf, 1e300, -1e30, 1e-45, 0.5)
+
+
+# They add up contributions of records or parts. Others promise nothing, or clip one change of all that they
+# hold, whatever it is; sources of data fill rows without a record with zeros.
+BY_RECORD = {"dp_optimisation", "local_averaging", "site_release", "vips", "virtual_clients"}
+
+
+@pytest.mark.parametrize(
+    "case", [one for one in CASES if one[0] in BY_RECORD], indirect=True, ids="-".join
+)
+def test_garbage_in_rows_that_hold_no_record_changes_no_byte(case):
+    _, solver, shard, task = case
+    generator, empty = np.random.default_rng(1), ~np.asarray(shard.mask)
+    sent = {codec.encode(solve(solver, shard, task)).sha256}
+    for number in range(4):
+        records = {name: np.array(column) for name, column in shard.records.items()}
+        for column in records.values():
+            bad = generator.integers(2**63, size=column.shape).astype(column.dtype)
+            if column.dtype.kind == "f":
+                bad = generator.choice(GARBAGE, size=column.shape).astype(column.dtype)
+                bad = np.full_like(column, GARBAGE[number]) if number < 2 else bad
+            column[empty] = bad[empty]
+        sent.add(codec.encode(solve(solver, shard._replace(records=records), task)).sha256)
+    assert len(sent) == 1
+
+
 def test_the_broadcast_posterior_is_not_written_to(case):
     _, solver, shard, task = case
     before = [leaf.copy() for leaf in tree.leaves(task.posterior)]

@@ -29,7 +29,9 @@ def form(shard):
     return len(shard.mask), columns
 
 
-PATIENTS = study(data_more='unit_column = "id"\nmax_rows_per_unit = 4').replace('"record"', '"patient"')
+PATIENTS = study(data_more='unit_column = "id"\nmax_rows_per_unit = 4').replace(
+    '"record"', '"patient"'
+)
 
 
 @pytest.mark.parametrize("text", [*STUDIES.values(), PATIENTS], ids=[*STUDIES, "patients"])

@@ -1,5 +1,6 @@
 """What holds for every event, accountant and ledger, not only for the examples."""
 
+import itertools
 import json
 import random
 
@@ -8,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedvi.errors import BudgetExceeded, LedgerError
+from fedvi.privacy import accountants
 from fedvi.privacy.accountants import pld, rdp, zcdp
 from fedvi.privacy.events import (
     NOTHING,
@@ -229,3 +231,24 @@ def test_changing_any_byte_of_a_ledger_is_detected(data):
     assume(changed != line)
     with pytest.raises(LedgerError):
         from_lines([*LINES[:number], changed, *LINES[number + 1 :]])
+
+
+@pytest.mark.nightly(but=("zcdp", "linear", "advanced"))
+@pytest.mark.parametrize("name", accountants.__all__)
+def test_numbers_at_the_ends_of_the_floats_have_a_price_or_none_and_end(name):
+    """As a hostile ledger may hold: squares that overflowed raised, and one search had no end."""
+    ends = (1e-308, 1.0, 1.7e308)
+    found = 0
+    for noise, shift, relation in itertools.product(ends, ends, ("add_remove", "substitute")):
+        gaussian = Gaussian(noise, shift, min(2 * shift, 1.7e308))
+        accountant = getattr(accountants, name)(relation)
+        for event in (
+            *(gaussian, Repeated(gaussian, 10**6), PoissonSampled(0.5, gaussian)),
+            *(PoissonSampled(1e-300, gaussian), WithoutReplacement(1, 10**6, gaussian)),
+            DiscreteGaussian(noise, shift, gaussian.substitute, 1e200),
+        ):
+            if accountant.supports(event):
+                found += 1
+                assert accountant.epsilon(event, 1e-5) >= 0
+                assert 0 <= accountant.delta(event, 1e300) <= 1
+    assert found >= 50

@@ -84,7 +84,9 @@ def strong_composition(parts: tuple[tuple[float, int], ...], delta: float) -> fl
     total = math.fsum(epsilon * count for epsilon, count in parts)
     if total == 0 or math.isinf(total):
         return total
-    squares = math.fsum(epsilon**2 * count for epsilon, count in parts)
+    squares = math.fsum(epsilon * epsilon * count for epsilon, count in parts)
+    if squares == 0 or math.isinf(squares):  # beyond the floats
+        return total
     mean = math.fsum(epsilon * math.tanh(epsilon / 2) * count for epsilon, count in parts)
     second = mean + math.sqrt(2 * squares * math.log(math.e + math.sqrt(squares) / delta))
     best = min(total, second)

@@ -43,6 +43,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if delta == 0:
         return math.inf
     # P[loss > high] ≤ δ by the Gaussian tail bound.
-    high = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    if high == math.inf:  # beyond the largest float
+        return math.inf
     delta_at = functools.partial(gaussian_delta, mu)
     return overflow.smallest(delta_at, delta, 0.0, high, tolerance=1e-13)

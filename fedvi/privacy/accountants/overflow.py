@@ -145,6 +145,9 @@ def smallest(
             return high
     while high - low > tolerance * high:
         middle = (low + high) / 2
+        # Nothing lies between two neighbouring floats, which may be far apart at this tolerance.
+        if not low < middle < high:
+            break
         if delta_at(middle) <= delta:
             high = middle
         else:

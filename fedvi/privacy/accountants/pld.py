@@ -184,22 +184,30 @@ class _Releases(NamedTuple):
     overflow: float
 
 
+_LEAST_NOISE, _MOST_NOISE = 1e-100, 1e50  # of a sampled release, in shifts
+
+
 def _reduce(event: Event, relation: Relation) -> _Releases:
     squares: list[float] = []
     overflows: list[float] = []
     sampled: dict[losses.Step, int] = {}
 
     def add(kind: Literal["fixed", "poisson"], noise: float, rate: float, count: int) -> None:
-        if noise == 0:
+        if noise < _LEAST_NOISE:
             squares.append(math.inf)
             return
-        step = losses.Step(kind, noise, rate)
+        # With less noise it costs no less; squares of more would leave the floats.
+        step = losses.Step(kind, min(noise, _MOST_NOISE), rate)
         sampled[step] = sampled.get(step, 0) + count
+
+    def unsampled(atom: Gaussian, count: int) -> None:
+        ratio = closed_form.shift_over_noise(atom, relation)
+        squares.append(count * (ratio * ratio))
 
     for atom, count in priced(event, relation, Pld.name, losses.why_not):
         match atom:
             case Gaussian():
-                squares.append(count * closed_form.shift_over_noise(atom, relation) ** 2)
+                unsampled(atom, count)
             case PoissonSampled(rate, Gaussian() as inner, beyond):
                 overflows.append(count * beyond)
                 # Either unit of a substitution may move the sum this far from the shared rest.
@@ -207,14 +215,14 @@ def _reduce(event: Event, relation: Relation) -> _Releases:
                 if relation == "substitute":
                     reach = max(reach, inner.substitute / 2)
                 if rate == 1:
-                    squares.append(count * closed_form.shift_over_noise(inner, relation) ** 2)
+                    unsampled(inner, count)
                 elif reach > 0:
                     add("poisson", inner.noise_multiplier / reach, rate, count)
             case WithoutReplacement(batch, size, Gaussian() as inner):
                 # The unit's place is taken by another one, or by nothing if its slot is empty.
                 reach = max(inner.substitute, inner.add_remove)
                 if batch == size:
-                    squares.append(count * closed_form.shift_over_noise(inner, relation) ** 2)
+                    unsampled(inner, count)
                 elif reach > 0:
                     add("fixed", inner.noise_multiplier / reach, atom.rate, count)
             case _:

@@ -217,7 +217,12 @@ def _divergence(atom: Event, relation: Relation, order: float) -> float:
 def _unsampled(noise: float, shift: float, order: float, slack: float = 0.0) -> float:
     if shift == 0:
         return 0.0
-    return order * (shift / noise + slack) ** 2 / 2 if noise > 0 else math.inf
+    return _half_square(shift / noise + slack, order) if noise > 0 else math.inf
+
+
+def _half_square(ratio: float, order: float) -> float:
+    """α·ratio² ÷ 2; infinite beyond the largest float, where ratio ** 2 would raise."""
+    return order * (ratio * ratio) / 2
 
 
 # Sampled releases.
@@ -226,6 +231,7 @@ _Kind: TypeAlias = Literal["antipodal", "fixed", "removal"]
 
 _MOST_POINTS = 400_000  # of one quadrature: 20 ms
 _LEAST_NOISE = 0.02  # below it one step already costs ε in the thousands
+_MOST_NOISE = 1e100  # above it squares leave the floats, and nothing is left to save
 _NODES = 16
 _LEAST_ORDER = 1.0 + 1e-5  # below it the quadrature's terms cancel
 _SERIES = 0.1  # the series is used for α·u below this; ten terms leave out 1e-15 of the sum
@@ -236,7 +242,7 @@ _LEAST_EXCESS = -700.0  # as a logarithm; below it the exponential underflows
 def _sampled(kind: _Kind, noise: float, reach: float, rate: float, order: float) -> float:
     if reach == 0:
         return 0.0
-    if noise == 0:
+    if noise / reach == 0:
         return math.inf
     return _sampled_divergence(kind, noise / reach, rate, order)
 
@@ -247,19 +253,25 @@ def _sampled_divergence(kind: _Kind, noise: float, rate: float, order: float) ->
     order = max(order, _LEAST_ORDER)  # an upper bound: divergence grows with the order
     shift = 2.0 if kind == "antipodal" else 1.0
     # Joint convexity: the batches without the unit cost nothing.
-    exponent = order * (order - 1) * (shift / noise) ** 2 / 2
+    everybody = _half_square(shift / noise, order)
+    exponent = (order - 1) * everybody
+    if exponent == math.inf:
+        return math.inf
+    # An exponent below the smallest float leaves the least excess, which stands above it.
     excess = math.log(rate) + (
-        math.log(math.expm1(exponent)) if exponent < overflow.LARGEST_EPSILON else exponent
+        math.log(math.expm1(exponent) or math.exp(_LEAST_EXCESS))
+        if exponent < overflow.LARGEST_EPSILON
+        else exponent
     )
     points = _NODES * (2 * (2 * order + 26 * noise) / noise + 5 * max(order, 16))
-    if noise >= _LEAST_NOISE and points <= _MOST_POINTS:
+    if _LEAST_NOISE <= noise <= _MOST_NOISE and points <= _MOST_POINTS:
         excess = min(excess, _log_excess(kind, noise, rate, order) + 1e-9)
     # The exponent, its logarithm and that of the rate are accurate to a few units in the last place.
     excess = max(excess, _LEAST_EXCESS)
     excess += 8 * sys.float_info.epsilon * (2 + min(exponent, abs(excess)) + abs(excess))
     logarithm = math.log1p(math.exp(excess)) if excess < 30 else excess + math.exp(-excess)
     found = logarithm / (order - 1) * (1 + 8 * sys.float_info.epsilon)
-    return min(found, order * (shift / noise) ** 2 / 2)  # the cost without sampling
+    return min(found, everybody)  # the cost without sampling
 
 
 def _log_excess(kind: _Kind, noise: float, rate: float, order: float) -> float:

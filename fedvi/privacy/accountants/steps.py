@@ -89,7 +89,8 @@ class Step(NamedTuple):
 
     def _delta(self, base: float) -> float:
         """q·[(1−β)·δ(P₁, P₀) + β·δ(P₁, P₂)] at ε₀ = ``base``."""
-        beta = min(1.0, math.exp(amplified(base, self.rate) - base))
+        # Rounded up, `amplified` may exceed a huge base by much.
+        beta = math.exp(min(0.0, amplified(base, self.rate) - base))
         absent, other = gaussian_delta(self.absent, base), gaussian_delta(self.mu, base)
         return self.rate * ((1 - beta) * absent + beta * other)
 

@@ -119,7 +119,11 @@ def _rho(atom: Event, relation: Relation) -> float:
     shift = add_remove if relation == "add_remove" else substitute
     if shift == 0:
         return 0.0
-    return (shift / noise + slack) ** 2 / 2 if noise > 0 else math.inf
+    if noise == 0:
+        return math.inf
+    ratio = shift / noise + slack
+    # Not ratio ** 2, which raises where the product is infinite.
+    return ratio * ratio / 2
 
 
 def _delta(rho: float, epsilon: float) -> float:

@@ -252,9 +252,16 @@ def check_arrays(connection: sqlite3.Connection, folder: Path) -> dict[str, int]
             if data is None:
                 blobs.verify(folder / BLOBS, sha256, size)
                 sizes[sha256] = size
-            elif len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
+            elif not _is_array(data, size, sha256):
                 files.refuse(path, f"the array {sha256} holds other bytes than were saved")
     return sizes
+
+
+def _is_array(data: Any, size: int, sha256: str) -> bool:
+    """Whether a row holds the bytes that it should; SQLite keeps any type in any column."""
+    if not isinstance(data, bytes):
+        return False
+    return len(data) == size and hashlib.sha256(data).hexdigest() == sha256
 
 
 def events_after(connection: sqlite3.Connection, after: int, limit: int) -> list[Event]:
@@ -271,7 +278,15 @@ def damage_reported(path: Path) -> Iterator[None]:
     """Turns errors from malformed content into a ``LedgerError`` that names the file."""
     try:
         yield
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    # Of JSON of another shape: a list in the place of a table, too few leaves, too deep a nesting.
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        StopIteration,
+        RecursionError,
+    ) as error:
         files.refuse(path, f"it holds something else than was saved: {error!r:.200}")
 
 

@@ -1,5 +1,6 @@
 """Fixed-size batches: bijective at every size, Floyd's arithmetic, and what is refused."""
 
+import itertools
 import sys
 
 import jax
@@ -112,6 +113,41 @@ def test_slots_without_a_record_take_part_and_are_masked(size):
     assert (with_holes.indices == whole.indices).all()
     assert whole.mask.sum() == 100  # the rest of the batch fills it up to whole groups
     assert (with_holes.mask == whole.mask & valid[with_holes.indices]).all()
+
+
+@pytest.mark.parametrize("size", range(1, 8))
+def test_of_one_to_seven_slots_every_set_is_drawn_as_often_as_any_other(size):
+    """Every size and batch: 8,000 draws each, distinct slots, and all sets equally likely."""
+    draws, keys = 8_000, jax.random.split(key("small", size), 8_000)
+    for batch in range(1, size + 1):
+        sampler = sampling.feistel(batch, size)
+
+        def drawn(secret, sampler=sampler):
+            found = sampler.draw(secret, jnp.ones(sampler.max_records, bool))
+            return (
+                jnp.zeros(sampler.max_records, jnp.int32)
+                .at[found.indices]
+                .add(found.mask.astype(jnp.int32))
+            )
+
+        hits = np.asarray(jax.jit(jax.vmap(drawn))(keys))
+        assert hits.max() == 1
+        assert (hits.sum(1) == batch).all()
+        codes = hits @ (2 ** np.arange(size))
+        sets = [sum(2**slot for slot in one) for one in itertools.combinations(range(size), batch)]
+        counts = np.array([(codes == code).sum() for code in sets])
+        assert counts.sum() == draws
+        if len(sets) > 1:
+            # False alarm 1e-5 for each of 28, the keys are fixed.
+            assert scipy.stats.chisquare(counts).pvalue > 1e-5, (batch, size)
+
+
+@pytest.mark.parametrize("size", range(2, 8))
+def test_the_permutation_of_few_numbers_is_one_for_a_thousand_keys(size):
+    """Domains below 2³, where halves have one bit: the walk ends, and its images are distinct."""
+    keys = jax.random.split(key("few", size), 1_000)
+    permuted = jax.jit(jax.vmap(lambda secret: feistel_module._permuted(secret, size, size)))
+    assert (np.sort(np.asarray(permuted(keys)), axis=1) == np.arange(size)).all()
 
 
 def test_its_event_says_without_replacement_and_is_no_poisson():

@@ -1,5 +1,6 @@
 """Claims about noise that makes up for missing sites: its law, and that a sum never has too little."""
 
+import itertools
 from fractions import Fraction
 
 import mpmath
@@ -38,6 +39,47 @@ def test_a_sum_never_has_less_noise_than_that_of_all_sites(
     if least < clients:
         with pytest.raises(errors.ProtocolError, match="expected at most"):
             layers.kept(clients - least + 1)
+
+
+def _variances(sizes: range) -> tuple[int, Fraction, Fraction]:
+    """Every number of sites, colluders, least answers, missing sites and layers that stay, each fineness.
+
+    Returns:
+      how many; the least variance of the honest sites' noise ÷ what is claimed; and the largest, where
+      no more layers stay than must.
+    """
+    cases, least_found, largest = 0, Fraction(10), Fraction(0)
+    for clients, colluding in itertools.product(sizes, range(3)):
+        floor = min(threshold(clients, colluding), clients)
+        for least, fineness in itertools.product(
+            range(floor, clients + 1), (2**power for power in range(9))
+        ):
+            layers = top_up.planned(clients, colluding, least, fineness)
+            variances = [layers.variance(count) for count in range(len(layers.layers) + 1)]
+            for missing in range(clients - least + 1):
+                kept = layers.kept(missing)
+                share = Fraction(clients - colluding - missing, clients - colluding)
+                largest = max(largest, share * variances[kept])
+                # A site that opens fewer layers than it may leaves more noise.
+                least_found = min(least_found, *(share * part for part in variances[kept:]))
+                cases += len(variances) - kept
+    return cases, least_found, largest
+
+
+def test_no_sum_of_up_to_twelve_sites_has_less_noise_whoever_is_missing() -> None:
+    cases, least, largest = _variances(range(4, 13))
+    assert cases > 4_000
+    assert least == 1
+    assert largest <= Fraction(116, 100)
+
+
+@pytest.mark.nightly
+def test_no_sum_of_up_to_forty_sites_has_less_noise_whoever_is_missing() -> None:
+    """213,408 cases, in exact fractions."""
+    cases, least, largest = _variances(range(4, 41))
+    assert cases >= 161_943
+    assert least == 1
+    assert largest <= Fraction(116, 100)
 
 
 def test_two_hundred_sites_need_few_layers_and_draws() -> None:
