@@ -46,6 +46,7 @@ def suitable(fault: Fault) -> Any:
     return loaded(name)
 
 
+@pytest.mark.checks_rows
 @pytest.mark.nightly(only=tuple(name for name in BY_NAME if name not in QUICK))
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_planted_fault_is_found(name: str) -> None:
