@@ -75,7 +75,9 @@ def sloping(mechanism: Any) -> LocalSolver:
         along = x @ TOWARDS / jnp.maximum(jnp.linalg.norm(x, axis=1), 1e-30)
         rows = jnp.outer(1.1 * jnp.maximum(along, 0.0) ** 8, jnp.float32([0.6, 0.8]))
         batch = sampler.draw(key, mask)
-        return release.release(key, bounded.clipped_sum(rows, 2.0, batch, mechanism), mechanism)
+        return release.release(
+            key, bounded.clipped_sum(rows[batch.indices], 2.0, batch, mechanism), mechanism
+        )
 
     def update(key_of: Any, state: Any, task: Task, shard: Shard) -> Any:
         found = release.decoded(noised(key_of("noise"), shard.records["x"], shard.mask))
@@ -111,7 +113,7 @@ def test_a_record_that_makes_a_total_no_number_is_found():
         x = jnp.asarray(shard.records["x"])
         rows = x / jnp.maximum(jnp.abs(x).max(axis=1, keepdims=True), 1e-30) / len(NAMES)
         batch = sampler.draw(key_of("sampling"), shard.mask)
-        bound = bounded.clipped_sum(rows, 1.0, batch, mechanism)
+        bound = bounded.clipped_sum(rows[batch.indices], 1.0, batch, mechanism)
         far = jnp.where(jnp.abs(x).max() > 1e20, jnp.nan, 0.0)
         bound = type(bound)(bound.total + far, bound.shift, bound.sampler, bound.grid)
         found = release.decoded(release.release(key_of("noise"), bound, mechanism))
