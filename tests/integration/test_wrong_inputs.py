@@ -343,16 +343,20 @@ TABLE = [
         hint='to take every record in every step write `sampler = "full"`',
     ),
     Wrong(
-        "module that is not there",
+        "model by its address",
         changes={
             'kind = "logistic"': 'kind = "my_lab.models:hospital"',
             "[prior]\nscale = 2.5\n": "",
         },
         said=(
-            "model.kind is 'my_lab.models:hospital', but module 'my_lab.models' cannot be "
-            "imported: ModuleNotFoundError: No module named 'my_lab'"
+            "model.kind is 'my_lab.models:hospital', which names code by module and attribute: no file "
+            "may, and nothing was run"
         ),
-        hint="install it, or put the folder that it is in on PYTHONPATH",
+        hint=(
+            "write a built-in name; or make the code a plug-in (docs/add/plug-in.md), name it here, "
+            'such as "hospital", and allow it: `--allow-code hospital`, or `[[allow.custom]]` in a '
+            'policy; from Python pass the object: parts={"hospital": …}'
+        ),
     ),
     Wrong(
         "solver without protection",
