@@ -218,12 +218,22 @@ def is_address(kind: str) -> bool:
     return ":" in kind
 
 
-def refuse_address(where: str, kind: str) -> NoReturn:
+def refuse_address(where: str, kind: str, instead: str = "") -> NoReturn:
     """Refuses a kind that names code by module and attribute.
+
+    Args:
+      where: the key, for messages.
+      kind: as written.
+      instead: fedvi's own name for it; "" if there is none.
 
     Raises:
       CodeRefused: always.
     """
+    if instead:
+        raise errors.CodeRefused(
+            f"{where} is {kind!r}, which names code by module and attribute: no file may",
+            f'write "{instead}", which is fedvi\'s own name for it',
+        )
     attribute = kind.partition(":")[2].rpartition(".")[2]
     name = attribute.lower() if attribute.isidentifier() else "mine"
     raise errors.CodeRefused(

@@ -47,6 +47,7 @@ _FUNCTIONS = {
     "bnn_regression": "fedvi.models.bnn:regression",
     "overdispersed_counts": "fedvi.models.overdispersed:negative_binomial",
 }
+FORMER = {address: name for name, address in _FUNCTIONS.items()}
 FUNCTIONS: tuple[str, ...] = tuple(_FUNCTIONS)
 """NumPyro functions that a study can name; their θ is on an unconstrained scale."""
 

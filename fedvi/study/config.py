@@ -527,7 +527,7 @@ def _check_values(raw: dict[str, Any]) -> None:
         elif isinstance(value, list):
             pending += [((*location, index), item) for index, item in enumerate(value)]
         elif isinstance(value, str) and _is_kind(location) and plugins.is_address(value):
-            plugins.refuse_address(_path(location), value)
+            plugins.refuse_address(_path(location), value, kinds.FORMER.get(value, ""))
         elif isinstance(value, int) and abs(value) > LARGEST:
             raise errors.ConfigError(
                 f"{_path(location)} is {in_short(value)}, expected at most {LARGEST} in size",

@@ -7,10 +7,13 @@ from fedvi import expfam, models, plugins
 from fedvi.federation import schedules
 from fedvi.updates.abilities import SOLVERS
 
-__all__ = ["BUILT_IN", "FUNCTIONS", "KEYS", "check"]
+__all__ = ["BUILT_IN", "FORMER", "FUNCTIONS", "KEYS", "check"]
 
 FUNCTIONS = models.FUNCTIONS
 """Kinds of model that are NumPyro functions."""
+
+FORMER: Mapping[str, str] = MappingProxyType(models.FORMER)
+"""How studies of 0.1.0 named these functions → their names."""
 
 BUILT_IN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
