@@ -141,11 +141,22 @@ def corpus() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class Watch:
-    """Records imports, processes and sockets while it is on."""
+    """Records imports, processes and sockets while commands run.
+
+    ``importlib.import_module`` raises no event of its own, so that modules are compared as well.
+    """
 
     def __init__(self) -> None:
         self.on, self.seen = False, set[str]()
         sys.addaudithook(self._hook)
+
+    def during(self, main: Any, arguments: list[Any]) -> tuple[set[str], Any]:
+        """Runs a command; returns what it did, and its end."""
+        before = set(sys.modules)
+        self.seen, self.on = set(), True
+        done = _invoke(main, arguments)
+        self.on = False
+        return self.seen | {f"module {name}" for name in set(sys.modules) - before}, done
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.on or not event.startswith(_WATCHED):
@@ -430,18 +441,13 @@ def main(family: str, folder: Path, most: int | None = None) -> dict[str, Any]:
     watch, wrong, refusals = Watch(), [], {}
     usual: dict[str, set[str]] = {}
     for arguments in baseline:
-        watch.seen, watch.on = set(), True
-        _invoke(fedvi, arguments)
-        watch.on = False
-        usual.setdefault(str(arguments[0]), set()).update(watch.seen)
+        usual.setdefault(str(arguments[0]), set()).update(watch.during(fedvi, arguments)[0])
     made = made if most is None else made[:: max(1, len(made) // most)]
     for name, commands in made:
         for arguments in commands:
-            watch.seen, watch.on = set(), True
-            done = _invoke(fedvi, arguments)
-            watch.on = False
+            seen, done = watch.during(fedvi, arguments)
             said = f"{name}: fedvi {arguments[0]}"
-            fresh = watch.seen - usual.get(str(arguments[0]), set())
+            fresh = seen - usual.get(str(arguments[0]), set())
             wrong += [f"{said} did {event}" for event in sorted(fresh)]
             if done.exception is not None and not isinstance(done.exception, SystemExit):
                 wrong.append(f"{said} raised {done.exception!r}")

@@ -141,7 +141,9 @@ def simulate(
         outcome.check_target(out)
     judged = _policies(policies)
     for path in judged.values():
-        narrow(path)
+        # One that is not there is told of with the client's name, before anything is built.
+        if path.is_file():
+            narrow(path)
     description = load_study(study)
     rivals = committee.baselines(description, study.parent) if baselines else ()
     with _progress(quiet) as (on_moment, on_pooled):

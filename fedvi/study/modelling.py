@@ -139,6 +139,11 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
     design = None if text is None else data.parse_formula(text, schema)
     if design is not None:
         regressions.check_response(study.model.kind, design, study.parts)
+    if study.model.kind in models.__all__ and study.model.kind not in models.NAMED:
+        raise errors.ConfigError(
+            f"model.kind is {study.model.kind!r}",
+            "name your function, which is a plug-in: docs/add/plug-in.md",
+        )
     section = KindSection(kind=study.model.kind, **arguments)
     factory = factories.find("model", study.model.kind, models, parts=study.parts)
     if regressions.is_function(study):
@@ -176,11 +181,6 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
             'write e.g. formula = "disease ~ age + sex"',
         )
     outside = study.is_outside("model")
-    if study.model.kind in models.__all__ and study.model.kind not in models.NAMED:
-        raise errors.ConfigError(
-            f"model.kind is {study.model.kind!r}",
-            "name your function, which is a plug-in: docs/add/plug-in.md",
-        )
     prior = study.prior.model_dump(exclude_none=True) if study.prior else {}
     supplied = {
         "names": design.names,
