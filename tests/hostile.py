@@ -44,16 +44,7 @@ ARGUMENTS = {
     "source": "open('PWNED', 'w')",
     "path": "PWNED",
 }
-GROUPS = (
-    "models",
-    "outcomes",
-    "families",
-    "solvers",
-    "schedules",
-    "samplers",
-    "mechanisms",
-    "commands",
-)
+GROUPS = ("models", "families", "solvers", "schedules", "samplers", "mechanisms", "commands")
 MODULE = (
     "open('PWNED', 'w')\ndef run(*args, **kw): open('PWNED', 'w')\nclass Run:\n    again = run\n"
 )
