@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ from tests.studies import raw_study
 HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,who"
 ANN = "63,1,1,145,233,1,2,150,0,2.3,ann"
 EVE = "?,0,4,120,0,0,0,120,1,1,eve"
+
+
+@pytest.fixture(autouse=True)
+def of_ones_own() -> Iterator[None]:
+    """Commands that are called here may name the model of `own`."""
+    with allowing(line=forward_models.line):
+        yield
 
 
 def read(path: Path) -> list[dict[str, str]]:

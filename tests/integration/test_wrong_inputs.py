@@ -294,7 +294,8 @@ TABLE = [
             "`bnn_regression`, `discrete_network`, `factor_analysis`, "
             "`gaussian_mixture`, `hidden_markov`, `latent_dirichlet`, `linear`, "
             "`linear_unknown_noise`, `logistic`, `multinomial`, `multivariate_linear`, "
-            "`negative_binomial`, `numpyro_model`, `overdispersed_counts`, `poisson`, `sigmoid_belief_network`, "
+            "`negative_binomial`, `numpyro_model`, `overdispersed_counts`, `poisson`, "
+            "`sigmoid_belief_network`, "
             "`survival`; code of your own is a plug-in: docs/add/plug-in.md"
         ),
     ),
