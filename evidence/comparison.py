@@ -106,7 +106,7 @@ PROBLEMS = (
         slug="network",
         size=1,
         model={
-            "kind": "fedvi.models.bnn:regression",
+            "kind": "bnn_regression",
             "formula": "y ~ 0 + x0",
             "hidden": [HIDDEN],
             "prior_scale": 2.0,

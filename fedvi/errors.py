@@ -7,6 +7,7 @@ from typing import Any
 
 __all__ = [
     "BudgetExceeded",
+    "CodeRefused",
     "ConfigError",
     "DataError",
     "FamilyError",
@@ -60,6 +61,10 @@ class ConfigError(FedviError):
 
     each: "tuple[ConfigError, ...]" = ()
     """The errors that ``as_one`` made this one of; empty if it is one by itself."""
+
+
+class CodeRefused(ConfigError):
+    """A file names code that nobody allowed here, or that no file may name; none of it was run."""
 
 
 class DataError(FedviError):

@@ -11,12 +11,11 @@ from fedvi.expfam import tree
 from fedvi.privacy import random
 from fedvi.privacy.release import decoded
 from fedvi.updates.base import Fold, LocalSolver, Shard, Standing, Task
-from fedvi.updates.conjugate import from_table
 
 
 def model_of(solver: LocalSolver) -> Any:
-    """The conjugate model that a solver's server makes anew."""
-    return from_table(solver.stand.keywords["model"])
+    """The conjugate model of a solver's server."""
+    return solver.stand.keywords["model"]
 
 
 def first_task(solver: LocalSolver, client: str = "c", version: int = 0) -> Task:

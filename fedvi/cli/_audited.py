@@ -386,7 +386,7 @@ def _public(assembly: Assembly) -> prices.Public | None:
     sampler: Any = assembly.sampler
     fixed = getattr(sampler, "batch", 0) if sampler is not None and sampler.rate < 1.0 else 0
     sums = study.sums
-    custom = any(":" in kind for kind in (study.kinds["solver"], study.kinds["sampler"]))
+    custom = study.is_outside("solver") or study.is_outside("sampler")
     return prices.Public(
         solver=study.solver.kind if not custom else f"{study.solver.kind} (custom code)",
         settings=study.solver.arguments,

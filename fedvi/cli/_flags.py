@@ -6,7 +6,20 @@ from typing import Any
 
 import click
 
-__all__ = ["FILE", "FOLDER", "log_format_flag", "plot_flag", "run_state_flag", "seed_flag"]
+from fedvi import plugins
+
+__all__ = [
+    "FILE",
+    "FOLDER",
+    "allow_code_flag",
+    "code_flags",
+    "log_format_flag",
+    "narrow",
+    "plot_flag",
+    "policy_of_site",
+    "run_state_flag",
+    "seed_flag",
+]
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -26,6 +39,62 @@ run_state_flag: _Flag = click.option(
     type=FOLDER,
     help="Folder of the run, as for `fedvi server`. [default: .fedvi/STUDY/server]",
 )
+
+
+def narrow(policy: Path) -> None:
+    """Lets a policy decide which plug-ins this command may run: those that it lists, and no others.
+
+    Raises:
+      ConfigError: the file is no policy.
+    """
+    # Imports JAX, which most commands that take a policy do not need without one.
+    from fedvi.client.policy import load_policy
+
+    plugins.narrowed(load_policy(policy).code, str(policy))
+
+
+def _allow(context: click.Context, option: click.Parameter, names: tuple[str, ...]) -> None:
+    """Adds names to what the command may run; one that a policy rules, stays so."""
+    before = plugins.allowed() or plugins.NOTHING
+    if names and not before.policy:
+        plugins.say(plugins.OutsideCode(before.given, {**before.names, **dict.fromkeys(names)}))
+
+
+def _narrow(context: click.Context, option: click.Parameter, policy: Path | None) -> Path | None:
+    if policy is not None:
+        narrow(policy)
+    return policy
+
+
+_CODE = (
+    "Run the installed plug-in of this name, if the study or result names it. May be repeated. A policy "
+    "that is given decides alone."
+)
+
+allow_code_flag: _Flag = click.option(
+    "--allow-code", multiple=True, metavar="NAME", expose_value=False, callback=_allow, help=_CODE
+)
+
+
+def policy_of_site(words: str) -> _Flag:
+    """Returns ``--policy`` of a command that holds a study against it, which also decides on code."""
+    return click.option("--policy", type=FILE, callback=_narrow, help=words)
+
+
+def code_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--allow-code`` and ``--policy`` to a command that reads a study or a result.
+
+    Nothing reaches the command itself: what may be named is said in the context of ``fedvi.plugins``,
+    before any file is read.
+    """
+    policy = click.option(
+        "--policy",
+        type=FILE,
+        expose_value=False,
+        callback=_narrow,
+        help="A site's own policy (TOML): only plug-ins that it lists are run.",
+    )
+    return allow_code_flag(policy(function))
 
 
 def plot_flag(what: str) -> _Flag:

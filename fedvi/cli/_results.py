@@ -67,10 +67,10 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     tables.say(verdicts.lines(run_record.verdict_of(run, plan.expected)))
     title = f"Posterior of {plan.study.study.name}{mark}"
     table = tables.coefficient_table(
-        rows, title, regressions.ratio(plan.study.model.kind), False, console.width
+        rows, title, regressions.ratio(plan.study), False, console.width
     )
     console.print(table, crop=False)
-    lines = [*tables.ratio_notes(rows, regressions.ratio(plan.study.model.kind))]
+    lines = [*tables.ratio_notes(rows, regressions.ratio(plan.study))]
     lines += remarks.remarks(plan.study, spec.family, rows)
     counts = protocol.folded(state)
     lines += [

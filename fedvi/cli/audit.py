@@ -12,7 +12,7 @@ from fedvi.audit import findings
 from fedvi.audit.findings import Finding
 from fedvi.cli import _self_test
 from fedvi.cli._audited import Audited, Settings
-from fedvi.cli._flags import FILE, seed_flag
+from fedvi.cli._flags import FILE, code_flags, seed_flag
 from fedvi.report import tables
 from fedvi.study import build
 from fedvi.study.build import Assembly
@@ -56,6 +56,7 @@ __all__ = ["audit"]
     "study finds. Takes minutes.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@code_flags
 def audit(
     study: Path,
     trials: int,

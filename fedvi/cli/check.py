@@ -7,7 +7,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _outlook
-from fedvi.cli._flags import FILE
+from fedvi.cli._flags import FILE, allow_code_flag, policy_of_site
 from fedvi.client.policy import load_policy
 from fedvi.data.line_numbers import with_lines
 from fedvi.planning.advice import outlook
@@ -26,10 +26,9 @@ __all__ = ["check"]
 
 @click.command()
 @click.argument("study", type=FILE)
-@click.option(
-    "--policy", type=FILE, help="Also check the study against a site's own policy (TOML)."
-)
+@policy_of_site("Also check the study against a site's own policy (TOML).")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@allow_code_flag
 def check(study: Path, policy: Path | None, as_json: bool) -> None:
     """Validate a study file and print its plan: what would be released, how often, with how much
     noise, at what cost per client, and how many numbers would leave. Reads no data.

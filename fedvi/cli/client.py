@@ -14,7 +14,7 @@ import click
 from click.core import ParameterSource
 
 from fedvi import errors
-from fedvi.cli._flags import FILE, FOLDER, log_format_flag
+from fedvi.cli._flags import FILE, FOLDER, allow_code_flag, log_format_flag, policy_of_site
 from fedvi.client import app
 from fedvi.client.file_link import FileLink, Written
 from fedvi.client.guard import Guard
@@ -89,11 +89,9 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
     is_flag=True,
     help="Send in clear text to another machine. Everybody in between can read and change it.",
 )
-@click.option(
-    "--policy",
-    type=FILE,
-    help="This site's own policy (TOML), which limits what it will answer. What it charges for life is "
-    "kept beside the file: of policy.toml, in the folder policy.life.",
+@policy_of_site(
+    "This site's own policy (TOML), which limits what it will answer. What it charges for life is "
+    "kept beside the file: of policy.toml, in the folder policy.life."
 )
 @click.option(
     "--private-metrics",
@@ -108,6 +106,7 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
     metavar="SECONDS",
     help="End with code 3 if the server cannot be reached for this long. [default: never]",
 )
+@allow_code_flag
 def client(
     study: Path,
     name: str,

@@ -13,7 +13,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _inspect
-from fedvi.cli._flags import FOLDER, seed_flag
+from fedvi.cli._flags import FOLDER, code_flags, seed_flag
 from fedvi.cli._outputs import check_new
 from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
 
@@ -49,6 +49,7 @@ def data() -> None:
 @columns_flag
 @separator_flag
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@code_flags
 def inspect(
     source: Path,
     path: Path | None,

@@ -15,7 +15,7 @@ import click
 import grpc
 
 from fedvi import errors
-from fedvi.cli._flags import FILE, FOLDER
+from fedvi.cli._flags import FILE, FOLDER, code_flags
 from fedvi.federation.messages import Hello
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
@@ -70,6 +70,7 @@ _IN_THE_OPEN = Finding(
     help="The client's state folder: check its disk, and its ledger against the server's.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@code_flags
 def doctor(
     study: Path | None,
     server: str,

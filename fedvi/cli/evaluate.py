@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.cli._flags import FILE, FOLDER, plot_flag
+from fedvi.cli._flags import FILE, FOLDER, code_flags, plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.report import plots, tables
 from fedvi.results import evaluation, finished, public_files
@@ -35,6 +35,7 @@ _WARNING = (
 )
 @plot_flag("the reliability curve")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+@code_flags
 def evaluate(run: Path, test: Path, draws: int | None, plot: Path | None, as_json: bool) -> None:
     """Compare the posterior of a finished run with test records, read by the study's own schema and
     formula: accuracy, AUC, likelihood, calibration, and how often intervals contain the outcome. For

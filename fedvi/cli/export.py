@@ -7,7 +7,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _file_run, _results
-from fedvi.cli._flags import FILE, FOLDER, run_state_flag
+from fedvi.cli._flags import FILE, FOLDER, code_flags, run_state_flag
 from fedvi.report import tables
 from fedvi.server.file_exchange import Exported, standing
 from fedvi.transport import files
@@ -45,6 +45,7 @@ __all__ = ["export"]
 )
 @run_state_flag
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@code_flags
 def export(
     study: Path,
     folder: Path,

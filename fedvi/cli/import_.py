@@ -8,7 +8,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _file_run, _results
-from fedvi.cli._flags import FILE, FOLDER, run_state_flag
+from fedvi.cli._flags import FILE, FOLDER, code_flags, run_state_flag
 from fedvi.report import tables
 from fedvi.server.core import protocol, run_events
 from fedvi.transport import files, identity, parcels
@@ -25,6 +25,7 @@ __all__ = ["import_"]
 @click.option("--roster", type=FILE, help="List of who is let in. [default: roster.json in --tls]")
 @run_state_flag
 @click.option("--json", "as_json", is_flag=True, help="Print what became of each file as JSON.")
+@code_flags
 def import_(
     study: Path,
     results: tuple[Path, ...],

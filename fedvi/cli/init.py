@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from fedvi import errors
+from fedvi import errors, plugins
+from fedvi.cli._flags import allow_code_flag
 from fedvi.data.written import named as columns_named
 from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.study.drafts import declarations, drafting
@@ -40,8 +41,8 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
 @click.option(
     "--kind",
     metavar="KIND",
-    help=f"Kind of model: {', '.join(ACCEPTED)}, or an outcome of your own, module:Class. "
-    "[default: logistic]",
+    help=f"Kind of model: {', '.join(ACCEPTED)}, or an outcome of your own: "
+    "the name of a plug-in (docs/add/plug-in.md). [default: logistic]",
 )
 @click.option("--formula", help='Response and covariates, such as "disease ~ age + sex".')
 @click.option(
@@ -174,6 +175,7 @@ _SOLVERS = drafting.offered(private=True) + drafting.offered(private=False)
     type=click.Choice(("study", "policy")),
     help="Only print the JSON schema of study.toml or policy.toml, for editors; write nothing.",
 )
+@allow_code_flag
 def init(
     folder: Path,
     json_schema: str | None,
@@ -455,4 +457,4 @@ def _check_formula(answers: Answers, stated: Mapping[str, Any]) -> None:
         if any(f"data.schema.{name}" in error.message for name in columns.keys() - stated.keys()):
             return
         raise
-    check_response(answers.kind, design)
+    check_response(answers.kind, design, plugins.allowed() or plugins.NOTHING)

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
+from fedvi.cli._flags import code_flags
 from fedvi.privacy import events, statement
 from fedvi.privacy import ledger as ledgers
 from fedvi.report import tables
@@ -125,6 +126,7 @@ def show(path: Path, last: int, as_statement: bool, as_json: bool) -> None:
     help="The run's posterior.npz, to be held against --transcript.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@code_flags
 def verify(
     path: Path,
     again: bool,

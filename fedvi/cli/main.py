@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 import fedvi
-from fedvi import errors
+from fedvi import errors, plugins
 
 __all__ = ["main"]
 
@@ -71,7 +71,7 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
-            return None
+            return _of_plug_in(ctx, cmd_name)
         # Python keeps some words for itself.
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         return getattr(_imported(f"fedvi.cli.{name}"), name)
@@ -80,7 +80,8 @@ class _LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
-        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+        known = name in _COMMANDS or plugins.installed(plugins.COMMANDS, name) is not None
+        if not known and not name.startswith("-") and not ctx.resilient_parsing:
             near = errors.did_you_mean(name, _COMMANDS).partition("known: ")[0]
             ctx.fail(f"no command {name!r}; {near}`fedvi --help` lists them")
         return super().resolve_command(ctx, args)
@@ -95,7 +96,9 @@ class _LazyGroup(click.Group):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")
         try:
-            return super().invoke(ctx)
+            # What a command's own flags allow ends with it.
+            with plugins.allowing(_of_flags(ctx)):
+                return super().invoke(ctx)
         except errors.FedviError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(error.exit_code)
@@ -112,6 +115,44 @@ class _LazyGroup(click.Group):
                 own.flush()
                 os._exit(_INTERRUPTED)
             sys.exit(_INTERRUPTED)
+
+
+def _of_flags(ctx: click.Context) -> plugins.OutsideCode:
+    """Returns what the flags before a command's name allow, with the objects of a caller in Python."""
+    before = plugins.allowed() or plugins.NOTHING
+    return plugins.OutsideCode(before.given, dict.fromkeys(ctx.params.get("allow_code", ())))
+
+
+def _of_plug_in(ctx: click.Context, name: str) -> click.Command | None:
+    """Returns an installed command that was allowed before its name; None if nothing is installed.
+
+    Raises:
+      CodeRefused: nobody allowed it.
+      ConfigError: it cannot be imported, or is no command.
+    """
+    entry = plugins.installed(plugins.COMMANDS, name)
+    if entry is None or ctx.resilient_parsing:
+        return None
+    if name not in ctx.params.get("allow_code", ()):
+        raise errors.CodeRefused(
+            f"the command {name!r} is the installed plug-in {entry.value}, which nobody allowed here: "
+            "nothing of it was run",
+            f"read its code, then write: fedvi --allow-code {name} {name}",
+        )
+    try:
+        found = entry.load()
+    except Exception as error:  # the plug-in's module may raise anything
+        raise errors.ConfigError(
+            f"the command {name!r} cannot be imported from {entry.value}: "
+            f"{type(error).__name__}: {error}",
+            "install its package again, with what it needs",
+        ) from error
+    if not isinstance(found, click.Command):
+        raise errors.ConfigError(
+            f"the command {name!r} is {type(found).__name__}, expected a click.Command",
+            f"decorate {entry.value} with @click.command()",
+        )
+    return found
 
 
 def _imported(module: str) -> ModuleType:
@@ -136,7 +177,13 @@ def _imported(module: str) -> ModuleType:
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(fedvi.__version__, prog_name="fedvi")
-def main() -> None:
+@click.option(
+    "--allow-code",
+    multiple=True,
+    metavar="NAME",
+    help="Run the installed plug-in of this name: a command, or a part that a study or result names.",
+)
+def main(allow_code: tuple[str, ...]) -> None:
     """Fit one Bayesian model on data that may not leave its owners.
 
     A study file (TOML) says everything that all sites must agree on: the model, the prior, who works

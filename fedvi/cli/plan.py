@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedvi import errors
-from fedvi.cli._flags import FILE, plot_flag
+from fedvi.cli._flags import FILE, code_flags, plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.planning import width_tables
 from fedvi.planning.width_tables import effect_name, size
@@ -41,6 +41,7 @@ __all__ = ["plan"]
 )
 @plot_flag("what --table prints")
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
+@code_flags
 def plan(
     study: Path, effects: tuple[str, ...], with_table: bool, plot: Path | None, as_json: bool
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from fedvi import errors
-from fedvi.cli._flags import FILE, FOLDER, seed_flag
+from fedvi.cli._flags import FILE, FOLDER, code_flags, seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.report import tables
 from fedvi.results import draws as draws_of
@@ -44,6 +44,7 @@ __all__ = ["posterior"]
 )
 @seed_flag("the draws; not secret")
 @click.option("--json", "as_json", is_flag=True, help="Print the table as JSON.")
+@code_flags
 def posterior(
     run: Path,
     to: tuple[Path, ...],
@@ -112,7 +113,7 @@ def _rows(found: Finished) -> list[dict[str, Any]]:
 def _show(found: Finished, rows: Sequence[dict[str, Any]]) -> None:
     study = found.assembly.study
     console = tables.console()
-    title, ratio = f"Posterior of {found.title}", regressions.ratio(study.model.kind)
+    title, ratio = f"Posterior of {found.title}", regressions.ratio(study)
     console.print(tables.coefficient_table(rows, title, ratio, False, console.width), crop=False)
     lines = [*tables.ratio_notes(rows, ratio)]
     lines += remarks.remarks(study, found.assembly.family, rows)

@@ -9,7 +9,7 @@ import click
 import numpy as np
 
 from fedvi import data
-from fedvi.cli._flags import FILE, FOLDER, seed_flag
+from fedvi.cli._flags import FILE, FOLDER, code_flags, seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
@@ -60,6 +60,7 @@ _NOT_PRIVATE = (
     help="How many draws of θ a prediction averages over, for models that need draws.",
 )
 @seed_flag("these draws")
+@code_flags
 def predict(
     run: Path, file: Path, out: Path, level: float, id_column: str | None, draws: int, seed: int
 ) -> None:

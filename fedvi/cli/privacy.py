@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from fedvi.cli import _outlook
-from fedvi.cli._flags import FILE, plot_flag
+from fedvi.cli._flags import FILE, code_flags, plot_flag
 from fedvi.cli._outputs import check_new
 from fedvi.planning.advice import outlook
 from fedvi.planning.pricing import Pricing, pricing, with_target
@@ -43,6 +43,7 @@ __all__ = ["privacy"]
 )
 @plot_flag("ε over rounds")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@code_flags
 def privacy(
     study: Path,
     epsilon: float | None,

@@ -8,7 +8,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli._audit_quoted import quoted
-from fedvi.cli._flags import FILE, FOLDER
+from fedvi.cli._flags import FILE, FOLDER, code_flags
 
 if TYPE_CHECKING:
     from fedvi.report.contents import Contents
@@ -72,6 +72,7 @@ _MOST_SITES = 40
     "private: only for whoever may see it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON, and no summary.")
+@code_flags
 def report(
     run: Path,
     out: Path | None,

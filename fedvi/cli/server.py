@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from fedvi import errors
+from fedvi import errors, plugins
 from fedvi.cli import _results
-from fedvi.cli._flags import FILE, FOLDER, log_format_flag
+from fedvi.cli._flags import FILE, FOLDER, code_flags, log_format_flag
 from fedvi.federation.messages import Reply, Request
 from fedvi.report import tables
 from fedvi.run import server_plan
@@ -92,6 +92,7 @@ __all__ = ["server"]
     "of --state. With it, sites can recompute the run: `fedvi ledger verify --transcript`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@code_flags
 def server(
     study: Path,
     state: Path | None,
@@ -161,7 +162,7 @@ def server(
             journal=store,
             on_ready=lambda addresses: _greet(plan, store.load(), settings, addresses),
             on_end=lambda found: _results.write(plan, spec, found, folder),
-            beside=_prior(study) if plan.has_prior_worker else None,
+            beside=_prior(study, plan.study.parts) if plan.has_prior_worker else None,
         )
         outcome = serve(app)
     _conclude(plan, spec, outcome, folder, as_json)
@@ -210,13 +211,14 @@ def _greet(
     )
 
 
-def _prior(study: Path) -> Callable[[Callable[[Request], Reply]], None]:
+def _prior(study: Path, parts: plugins.OutsideCode) -> Callable[[Callable[[Request], Reply]], None]:
     """Returns what refines the prior's factor beside the clients: the one part that needs JAX."""
 
     def work(handle: Callable[[Request], Reply]) -> None:
         from fedvi.run.site import run_prior
 
-        run_prior(load_study(study), handle)
+        # In a thread of its own, which has nothing of the command's context.
+        run_prior(load_study(study, parts), handle)
 
     return work
 

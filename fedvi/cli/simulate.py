@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
 from fedvi.cli import _results
-from fedvi.cli._flags import FILE, FOLDER
+from fedvi.cli._flags import FILE, FOLDER, allow_code_flag, narrow
 from fedvi.report import tables
 from fedvi.results import baselines as committee
 from fedvi.results import outcome, run_record
@@ -102,6 +102,7 @@ _POOLED = "pooled fit"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
+@allow_code_flag
 def simulate(
     study: Path,
     out: Path | None,
@@ -138,6 +139,11 @@ def simulate(
             )
     if out is not None:
         outcome.check_target(out)
+    judged = _policies(policies)
+    for path in judged.values():
+        # One that is not there is told of with the client's name, before anything is built.
+        if path.is_file():
+            narrow(path)
     description = load_study(study)
     rivals = committee.baselines(description, study.parent) if baselines else ()
     with _progress(quiet) as (on_moment, on_pooled):
@@ -148,7 +154,7 @@ def simulate(
             on_moment=on_moment,
             on_pooled=on_pooled,
             state=state,
-            policies=_policies(policies),
+            policies=judged,
             private_metrics=private_metrics,
             cache=cache,
             remove=_after("--remove", remove),
@@ -324,7 +330,7 @@ def _show(
     if pooled:
         title += " (pooled columns: not private)"
     rows = outcome.record(result).rows(result.pooled)
-    ratio, width = regressions.ratio(assembly.study.model.kind), console.width
+    ratio, width = regressions.ratio(assembly.study), console.width
     console.print(tables.coefficient_table(rows, title, ratio, pooled, width), crop=False)
     title = f"Privacy per client, unit {assembly.study.privacy.unit or 'record'}{mark}"
     if not assembly.study.privacy.private:

@@ -10,6 +10,7 @@ import click
 
 from fedvi import errors
 from fedvi.cli import _remote
+from fedvi.cli._flags import code_flags
 from fedvi.server.watch.public_values import remarks, span, state_of, where
 
 __all__ = ["show", "status"]
@@ -17,6 +18,7 @@ __all__ = ["show", "status"]
 
 @click.command()
 @_remote.addressed
+@code_flags
 def status(state: Path | None, server: str | None, tls: Path | None, as_json: bool) -> None:
     """Show the run of a server: where it stands, who is there, whom it awaits, what was charged.
 

@@ -10,7 +10,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
-from fedvi.cli._flags import FILE, FOLDER
+from fedvi.cli._flags import FILE, FOLDER, code_flags
 from fedvi.report import plots, tables
 from fedvi.results import sweeps
 from fedvi.study.config import load_study
@@ -49,6 +49,7 @@ __all__ = ["sweep"]
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
+@code_flags
 def sweep(
     study: Path,
     settings: tuple[str, ...],

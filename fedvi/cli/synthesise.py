@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from fedvi.cli._flags import FILE, FOLDER, seed_flag
+from fedvi.cli._flags import FILE, FOLDER, code_flags, seed_flag
 from fedvi.cli._outputs import check_new, with_origin
 from fedvi.errors import ConfigError
 from fedvi.results import exports, finished, public_files
@@ -49,6 +49,7 @@ _GIVEN = "; beside the posterior, the file of --given was read as it is, and mus
     "or .npz where the study's records are arrays.",
 )
 @seed_flag("all draws; not secret")
+@code_flags
 def synthesise(
     run: Path, records: int | None, out: Path, sets: int, given: Path | None, seed: int
 ) -> None:

@@ -28,13 +28,11 @@ is built or a record is read, and `Guard.admit` before each release, against the
     roster = "…"                 # the only sites to mask answers with; masked studies are priced by sums
     least_reporting = 6          # how many answers a published sum must hold
 
-    [[allow.custom]]             # code from elsewhere, by exact name
-    name = "our_models:hospital"
+    [[allow.custom]]             # code from elsewhere: an installed plug-in, by its exact name
+    name = "hospital"
     sha256 = "…"                 # of the module's file; may be left out
 """
 
-import hashlib
-import importlib.machinery
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,8 +40,9 @@ from typing import Annotated, Any, NamedTuple
 
 import pydantic
 
-from fedvi import errors, models
+from fedvi import errors, expfam, models, plugins
 from fedvi.data.line_numbers import with_lines
+from fedvi.federation import schedules
 from fedvi.inference import solvers
 from fedvi.privacy import accountants, mechanisms, sampling
 from fedvi.privacy import ledger as ledgers
@@ -59,8 +58,8 @@ class Request(NamedTuple):
     """What a study asks of a site, as plain values; made from the study file, not from server messages.
 
     Args:
-      model, family, schedule, solver, sampler, mechanism, accountant: kinds, built-in or
-        "module:function"; the sampler, mechanism or accountant is empty where the study has none.
+      model, family, schedule, solver, sampler, mechanism, accountant: kinds, built-in or of a plug-in;
+        the sampler, mechanism or accountant is empty where the study has none.
       relation, view, unit: of the claim.
       rounds: the largest number of answers.
       planned: the event of all of them, as messages.
@@ -97,7 +96,7 @@ class _Section(pydantic.BaseModel):
 def _named(kind: str) -> pydantic.AfterValidator:
     """Returns what refuses a name that is no built-in of a kind.
 
-    Neither historical accountants nor "module:function" are: budgets need certified bounds.
+    Neither historical accountants nor those of plug-ins are: budgets need certified bounds.
     """
 
     def check(value: str) -> str:
@@ -150,10 +149,10 @@ class _Life(_Section):
 
 
 class _Custom(_Section):
-    """``[[allow.custom]]``: code from outside fedvi, by its exact name."""
+    """``[[allow.custom]]``: a plug-in, by the exact name of its entry point."""
 
     name: str = pydantic.Field(
-        pattern=r"^[^:]+:[^:]+$", description="Such as my_package.my_module:my_function."
+        pattern=r"^[^:\s]+$", description="Of the plug-in's entry point, such as hospital."
     )
     sha256: str | None = pydantic.Field(
         default=None, pattern=r"^[0-9a-f]{64}$", description="Of the module's file."
@@ -204,12 +203,14 @@ _BUILT_IN: dict[str, tuple[str, ...]] = {
     "relations": RELATIONS,
     "views": _VIEWS,
     "units": _UNITS,
-    # A "module:function" is a kind of its own; its wrapper `numpyro_model` is not one.
-    "models": models.NAMED,
+    # A user's NumPyro function is a kind of its own; its wrapper `numpyro_model` is not one.
+    "models": (*models.NAMED, *models.FUNCTIONS),
     "solvers": tuple(solvers.__all__),
     "samplers": tuple(sampling.__all__),
     "mechanisms": tuple(mechanisms.__all__),
     "accountants": tuple(accountants.__all__),
+    "families": tuple(expfam.__all__),
+    "schedules": (*schedules.__all__, "scripted"),
 }
 
 
@@ -219,6 +220,11 @@ class Policy(_Section):
     run: _Run
     life: _Life | None = None
     allow: _Allow = _Allow()
+
+    @property
+    def code(self) -> dict[str, str | None]:
+        """The plug-ins that the policy allows → the SHA-256 of their module's file, or None."""
+        return {entry.name: entry.sha256 for entry in self.allow.custom}
 
     def check(self, request: Request) -> None:
         """Refuses a study that exceeds any line of the policy; reads no data, runs no custom code.
@@ -243,13 +249,13 @@ class Policy(_Section):
         by somebody who can write there.
 
         Args:
-          kinds: section of the study → the kind it names; built-in kinds are left to ``check``.
+          kinds: section of the study → the plug-in, or part from Python, that it names; built-in kinds are
+            left to ``check``.
 
         Raises:
           PolicyRefused: names each section and function.
         """
-        custom = [(what, name) for what, name in kinds.items() if ":" in name]
-        found = [line for what, name in custom for line in self._custom(what, name)]
+        found = [line for what, name in kinds.items() for line in self._custom(what, name)]
         if found:
             raise errors.PolicyRefused(
                 f"the policy of this site refuses the study: {'; '.join(found)}",
@@ -297,8 +303,8 @@ class Policy(_Section):
                 "noise is drawn in floating point or from a known seed, which guarantees nothing, "
                 "and allow.simulated_noise is not true"
             )
-        for what in ("family", "schedule"):
-            if ":" in getattr(request, what):
+        for what, key in (("family", "families"), ("schedule", "schedules")):
+            if getattr(request, what) not in _BUILT_IN[key]:
                 yield from self._custom(what, getattr(request, what))
         asked = {
             "relations": request.relation,
@@ -314,7 +320,8 @@ class Policy(_Section):
         for field, value in asked.items():
             if not value:
                 continue
-            if ":" in value and field not in ("relations", "views", "units", "accountants"):
+            own = ("relations", "views", "units", "accountants")
+            if field not in own and value not in _BUILT_IN[field]:
                 yield from self._custom(field.removesuffix("s"), value)
                 continue
             allowed = getattr(self.allow, field)
@@ -360,7 +367,8 @@ class Policy(_Section):
         if entry is None:
             yield f"{what} {name!r} is custom code that is not in [[allow.custom]]"
         elif entry.sha256 is not None:
-            found = _source_digest(name.partition(":")[0])
+            plug_in = plugins.installed(what, name)
+            found = None if plug_in is None else plugins.source_digest(plug_in.module)
             if found != entry.sha256:
                 yield (
                     f"{what} {name!r} has SHA-256 {found or 'unknown: no file was found'}, expected "
@@ -471,7 +479,11 @@ def _explain(problem: Any) -> errors.ConfigError:
         )
     expected, hint = _SHAPES.get(kind, (errors.in_words(problem["msg"]), ""))
     if kind == "string_pattern_mismatch":
-        expected = "module:function" if location[-1] == "name" else "64 digits 0-9 and a-f"
+        if location[-1] == "name":
+            expected = "the name of an installed plug-in"
+            hint = "code has no address of module:function in any file; see docs/add/plug-in.md"
+        else:
+            expected = "64 digits 0-9 and a-f"
     hint = hint or "write numbers without quotes, and texts in quotes"
     return errors.ConfigError(f"{path} is {problem['input']!r:.100}, expected {expected}", hint)
 
@@ -493,22 +505,3 @@ def _known_keys(location: tuple[Any, ...]) -> list[str]:
         ("allow",): _Allow,
     }
     return list(sections.get(location, _Custom).model_fields)
-
-
-def _source_digest(module: str) -> str | None:
-    """SHA-256 of a module's source file, found without running any of its code; None without one."""
-    path: Any = None
-    spec = None
-    name = ""
-    for part in module.split("."):
-        name = f"{name}.{part}" if name else part
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
-        if spec is None:
-            return None
-        path = spec.submodule_search_locations
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    try:
-        return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
-    except OSError:
-        return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedvi import errors
 
-__all__ = ["with_lines"]
+__all__ = ["line_of", "with_lines"]
 
 # Messages begin with the place in the file: "data.schema.age.bounds is …", "[solver]: …".
 _PLACE = re.compile(r"\[?(\w[\w-]*(?:\.[\w-]+|\[\d+\])*)")
@@ -33,6 +33,27 @@ def _with_line(error: errors.ConfigError, text: str, root: str) -> errors.Config
     if line is None:
         return error
     return type(error)(f"{error.message} (line {line})", error.hint)
+
+
+def line_of(message: str, text: str) -> int | None:
+    """Returns the line of a TOML or JSON file that a message is about; None where it cannot be told.
+
+    >>> line_of("model.kind is 'a:b'", '{"model":\\n {"kind": "a:b"}}')
+    2
+    """
+    found = _PLACE.match(message)
+    if found is None:
+        return None
+    place = re.findall(r"[\w-]+", found[1])
+    if not text.lstrip().startswith("{"):
+        return _line(place, text)
+    at = 0
+    for part in place:
+        # A key stands after that of its table; of a list, the first table is meant.
+        at = text.find(f'"{part}"', at) if not part.isdecimal() else at
+        if at < 0:
+            return None
+    return text.count("\n", 0, at) + 1
 
 
 def _line(place: list[str], text: str) -> int | None:

@@ -85,7 +85,7 @@ def from_generator(
       ConfigError: ``rounds`` is below 1. During a run: the generator fails, or yields something that is
         not a stage.
 
-    Example, a file ``my_lab/schedules.py`` that a study uses by ``kind = "my_lab.schedules:mine"``::
+    Example, a plug-in of the group ``fedvi.schedules``, or a function that Python passes::
 
         def mine():
             def script(progress):

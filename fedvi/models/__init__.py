@@ -39,7 +39,17 @@ __all__ = [
 ]
 
 NAMED: tuple[str, ...] = tuple(name for name in __all__ if name != "numpyro_model")
-"""Kinds of model that a study can name; it names a NumPyro function as "module:function" instead."""
+"""Kinds of model that a study can name, beside ``FUNCTIONS`` and the models of plug-ins."""
+
+# Kind -> NumPyro function. They are functions of the records, and no factories.
+_FUNCTIONS = {
+    "bnn_classification": "fedvi.models.bnn:classification",
+    "bnn_regression": "fedvi.models.bnn:regression",
+    "overdispersed_counts": "fedvi.models.overdispersed:negative_binomial",
+}
+FORMER = {address: name for name, address in _FUNCTIONS.items()}
+FUNCTIONS: tuple[str, ...] = tuple(_FUNCTIONS)
+"""NumPyro functions that a study can name; their θ is on an unconstrained scale."""
 
 # Kind -> class. These modules do not import JAX, since servers load them.
 _CONJUGATE = {
@@ -71,8 +81,8 @@ _FACTORIES = {
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        if name in _CONJUGATE:
-            module, _, kind = _CONJUGATE[name].partition(":")
+        if name in _CONJUGATE or name in _FUNCTIONS:
+            module, _, kind = (_CONJUGATE | _FUNCTIONS)[name].partition(":")
             return getattr(importlib.import_module(module), kind)
         if name not in _FACTORIES:
             message = f"module 'fedvi.models' has no attribute {name!r}"

@@ -67,7 +67,7 @@ def regression(
     prior needs no factor of its own, and every layer's input has a size of order 1. In a study:
 
         [model]
-        kind = "fedvi.models.bnn:regression"
+        kind = "bnn_regression"
         formula = "strength ~ 0 + cement + water + age"
         hidden = [50]
         [family]

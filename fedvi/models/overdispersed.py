@@ -25,7 +25,7 @@ def negative_binomial(
     Gaussian in the unconstrained θ, so the prior needs no factor of its own. In a study:
 
         [model]
-        kind = "fedvi.models.overdispersed:negative_binomial"
+        kind = "overdispersed_counts"
         formula = "falls ~ age + offset(log(years))"
 
     Args:

@@ -172,7 +172,7 @@ def help_in_words(assembly: Assembly, present: Sequence[str]) -> str:
         if absent:
             raw = assembly.study.as_written()
             raw["clients"] = [client for client in raw["clients"] if client["name"] in present]
-            assembly = assemble(parse_study(raw))
+            assembly = assemble(parse_study(raw, assembly.study.parts))
         said = levers_in_words(levers(assembly))
     # A script may name a site that never answered; and nothing may be known of a user's own outcome.
     except errors.FedviError:
@@ -335,7 +335,9 @@ def _built(assembly: Assembly, kind: str, clip_norm: float | str) -> tuple[Any, 
     study = assembly.study
     most = study.data.max_records
     assert most is not None
-    factory = factories.find("privacy", study.privacy.mechanism, mechanisms, "mechanism")
+    factory = factories.find(
+        "privacy", study.privacy.mechanism, mechanisms, "mechanism", parts=study.parts
+    )
     mechanism = factories.call(
         "privacy.mechanism",
         KindSection(kind=study.privacy.mechanism),

@@ -15,7 +15,7 @@ from fedvi.privacy import events
 from fedvi.privacy.spoken import Speaks, Summary, Table, facts, promised, up
 from fedvi.study import site_effects
 from fedvi.study.build import Assembly, assemble
-from fedvi.study.config import Study
+from fedvi.study.config import GivenParts, Study
 from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = ["Plan", "plan", "rounds_in_vain"]
@@ -168,12 +168,19 @@ class Plan(Speaks):
         return plain
 
 
-def plan(study: Study | Assembly) -> Plan:
+def plan(study: Study | Assembly, parts: GivenParts | None = None) -> Plan:
     """Returns the plan of a study; reads no data file.
+
+    Args:
+      study: from ``load_study``, or built.
+      parts: of a study that is not built, the code from outside fedvi that it names: name → the function or
+        class itself.
 
     Raises:
       FedviError: if the study cannot be carried out.
     """
+    if isinstance(study, Study) and parts is not None:
+        study = study.with_parts(parts)
     assembly = study if isinstance(study, Assembly) else assemble(study)
     study = assembly.study
     solver = assembly.solvers[assembly.clients[0]]

@@ -182,7 +182,7 @@ def with_target(
             schedule["kind"] = "synchronous"
         raw["schedule"] = schedule | {"rounds": rounds}
     raw["solver"].pop("noise_multiplier", None)
-    return parse_study(raw)
+    return parse_study(raw, study.parts)
 
 
 def pricing(assembly: Assembly, *, with_historical: bool = False) -> Pricing:

@@ -49,7 +49,7 @@ class Step(NamedTuple):
 
 def steps(assembly: Assembly) -> tuple[Step, ...]:
     """Returns a step for each number that is a term by itself, and for each binary column."""
-    ratio = bool(regressions.ratio(assembly.study.model.kind))
+    ratio = bool(regressions.ratio(assembly.study))
     found = []
     for name, sd, column in _alone(assembly):
         step, size, per = 1.0, sd, "1"
@@ -65,7 +65,7 @@ def steps(assembly: Assembly) -> tuple[Step, ...]:
 
 def quarrels(assembly: Assembly) -> tuple[str, ...]:
     """Returns conflicts between bounds, scales and the prior, with a remedy, one sentence each."""
-    said, ratio = [], regressions.ratio(assembly.study.model.kind)
+    said, ratio = [], regressions.ratio(assembly.study)
     for name, sd, column in _alone(assembly):
         if not isinstance(column, Number) or column.whole:
             continue

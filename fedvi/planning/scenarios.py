@@ -147,7 +147,7 @@ def changed(
         more = range(len(raw["clients"]), sites)
         raw["clients"] = raw["clients"][:sites]
         raw["clients"] += [{"name": f"planned-{n}", "expected_records": held} for n in more]
-    return parse_study(raw)
+    return parse_study(raw, study.parts)
 
 
 def table(assembly: Assembly) -> tuple[Cell, ...]:

@@ -192,7 +192,7 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
         )
         for name, unit, wide, narrow, before in values
     )
-    ratio = regressions.ratio(assembly.study.model.kind)
+    ratio = regressions.ratio(assembly.study)
     said = tuple(made_up.assumptions(assembly)), made_up.silent(assembly)
     return Widths(rows, records, ratio, *said, kept)
 

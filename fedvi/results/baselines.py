@@ -89,11 +89,11 @@ def one_visit(study: Study) -> Assembly:
     """
     raw = study.as_dict()
     raw["schedule"] = {"kind": "synchronous", "rounds": 1}
-    assembly = build.assemble(parse_study(raw))
+    assembly = build.assemble(parse_study(raw, study.parts))
     if not assembly.solvers[assembly.clients[0]].renews:
         # Fresh statistics are always taken whole, and damping them is refused.
         raw["schedule"]["damping"] = 1.0
-        assembly = build.assemble(parse_study(raw))
+        assembly = build.assemble(parse_study(raw, study.parts))
     if assembly.gather is not None:
         raise errors.ConfigError(
             'privacy.view is "aggregate": baselines need what each client answers, and sums over clients '

@@ -48,7 +48,7 @@ def estimated_gap(run: RunRecord) -> float | None:
       ``expected`` of ``Accepted``, which logistic and Poisson models have.
     """
     study, family = run.study, run.family
-    wanted = regressions.accepted(study.model.kind)
+    wanted = regressions.of(study)
     if (
         not is_full(family)
         or study.privacy.private

@@ -42,7 +42,6 @@ from fedvi.study.spec.coefficients import (
     outcome_words,
     readings,
 )
-from fedvi.study.spec.regressions import accepted
 
 __all__ = ["MOST_STATEMENTS", "gather"]
 
@@ -142,7 +141,7 @@ def gather(
         mark=_mark(result, books),
         warnings=(*([_POOLED] if pooled else []), *_warnings(run, books)),
         gaussian=isinstance(family, Gaussian),
-        ratio=regressions.ratio(study.model.kind),
+        ratio=regressions.ratio(study),
         size=len(means),
         coefficients=coefficients,
         topics=_topics(study, means, vocabulary),
@@ -252,7 +251,7 @@ def _mark(result: Mapping[str, Any], books: Mapping[str, Ledger]) -> str:
 
 def _remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = []
-    of = accepted(study.model.kind)
+    of = regressions.of(study)
     if of is not None and "level" in of.responses:
         response = design_of(study)[1].response
         found.append(_CLASSES.format(response=response.text, first=response.levels[0]))
@@ -262,7 +261,7 @@ def _remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> li
 
 def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
     """Returns the posterior's rows, and why they have no prior beside them."""
-    rows, ratio = run.result["coefficients"], regressions.ratio(run.study.model.kind)
+    rows, ratio = run.result["coefficients"], regressions.ratio(run.study)
     prior, note = _prior(run, len(rows))
     names = [str(row["name"]) for row in rows]
     read = readings(run.study, names)
@@ -337,7 +336,7 @@ def _means(run: RunFolder, coefficients: Sequence[Coefficient]) -> np.ndarray:
     path = run.posterior
     found = posteriors.arrays(path, ("names", "mean", "sd"))
     names, mean, sd = map(np.atleast_1d, found.values())
-    ratio, units = regressions.ratio(run.study.model.kind), [row.unit for row in coefficients]
+    ratio, units = regressions.ratio(run.study), [row.unit for row in coefficients]
     read = readings(run.study, [row.name for row in coefficients])
     kept = []
     if len(units) == min(len(names), MOST):

@@ -230,7 +230,7 @@ def digests(study: Study, result: Mapping[str, Any]) -> tuple[str, ...]:
     """
     raw = study.as_written()
     raw["solver"].pop("noise_multiplier", None)
-    for version in (study, parse_study(raw)):
+    for version in (study, parse_study(raw, study.parts)):
         if version.digest == result["digest"]:
             return (version.digest, version.origin_digest)
     raise errors.ConfigError(

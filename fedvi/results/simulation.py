@@ -41,7 +41,7 @@ class Simulation(Speaks, Result):
     def summary(self) -> Summary:
         """Returns the verdict, the coefficients, and each client's privacy cost."""
         study = self.assembly.study
-        ratio, rows = regressions.ratio(study.model.kind), outcome.record(self).rows()
+        ratio, rows = regressions.ratio(study), outcome.record(self).rows()
         shown = rows[:_MOST_SHOWN]
         units = any(row["unit"] for row in shown)
         names = ("coefficient", *(("unit",) if units else ()), "mean", "sd", "95 % interval")

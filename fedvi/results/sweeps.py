@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvi import __version__, errors
+from fedvi import __version__, errors, plugins
 from fedvi.report.tables import plain
 from fedvi.results import outcome
 from fedvi.results.posterior import write_json
@@ -87,7 +87,7 @@ def grid(study: Study, settings: Mapping[str, Sequence[Any]], seeds: int = 1) ->
             _set(raw, key, value)
         for seed in range(study.study.seed, study.study.seed + seeds):
             raw["study"]["seed"] = seed
-            cells.append(Cell(chosen, seed, parse_study(raw)))
+            cells.append(Cell(chosen, seed, parse_study(raw, study.parts)))
     return cells
 
 
@@ -160,7 +160,7 @@ def sweep(
             done(index, "")
         else:
             missing.append(index)
-    work = [(cells[index].study.as_dict(), base, pooled, files[index]) for index in missing]
+    work = [_work(cells[index].study, base, pooled, files[index]) for index in missing]
     for index, problem in zip(missing, _problems(work, jobs), strict=True):
         done(index, problem)
     return [runs[index] for index in range(len(cells))]
@@ -186,10 +186,16 @@ def _problems(work: Sequence[tuple[Any, ...]], jobs: int) -> Iterable[str]:
             pool.shutdown(cancel_futures=True)
 
 
-def _make(raw: dict[str, Any], base: Path, pooled: bool, file: Path) -> str:
+def _work(study: Study, base: Path, pooled: bool, file: Path) -> tuple[Any, ...]:
+    """Returns the arguments of ``_make``, for this process or another."""
+    parts = study.parts
+    return study.as_dict(), (dict(parts.given), dict(parts.names), parts.policy), base, pooled, file
+
+
+def _make(raw: dict[str, Any], parts: tuple[Any, ...], base: Path, pooled: bool, file: Path) -> str:
     """Makes one run and writes its file atomically; returns why it failed, or ""."""
     try:
-        result = simulate(parse_study(raw), base, pooled=pooled)
+        result = simulate(parse_study(raw, plugins.OutsideCode(*parts)), base, pooled=pooled)
     except errors.FedviError as error:
         return str(error)
     beside = file.with_suffix(f".{os.getpid()}.part")

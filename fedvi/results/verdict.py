@@ -206,7 +206,7 @@ def judge(
     """
     effects = []
     # Topics, or parameters of a function, are not compared with 0.
-    if study.formula is not None and not regressions.is_function(study.model.kind):
+    if study.formula is not None and not regressions.is_function(study):
         effects = [index for index, row in enumerate(rows) if is_effect(row["name"])]
     # Where noise made an interval wider than the prior, its position is noise, too.
     stand_out = [
@@ -565,7 +565,7 @@ def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | Non
     """Yields an alarm if the rate of a reference or average patient is not plausible, for odds."""
     formula = study.formula or ""
     intercept = next((row for row in rows if row["name"] == INTERCEPT), None)
-    if intercept is None or regressions.ratio(study.model.kind) != "odds":
+    if intercept is None or regressions.ratio(study) != "odds":
         return
     outcome = formula.partition("~")[0].strip()
     table = study.data.columns_schema.get(outcome)

@@ -9,7 +9,7 @@ The plan stays readable text, whatever the size of the prior.
 import dataclasses
 import functools
 import hashlib
-import importlib
+import inspect
 import json
 import math
 import os
@@ -18,11 +18,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedvi import __version__, errors
+from fedvi import __version__, errors, plugins
 from fedvi.expfam import tree
 from fedvi.expfam.mapped_arrays import windows
 from fedvi.privacy import events, ledger
@@ -32,9 +33,11 @@ from fedvi.server.core.protocol import ServerSpec
 from fedvi.server.core.sum_rounds import Gather
 from fedvi.store import blobs, files
 from fedvi.study.config import Study, load_study, parse_study
-from fedvi.study.spec import shared_parts
+from fedvi.study.spec import conjugates, shared_parts
 from fedvi.transport.files import PRIVATE, put
 from fedvi.typing import Eta
+from fedvi.updates import base, finish, noise_aware, statistics
+from fedvi.updates.conjugate import fields_of, from_table, is_own, to_table, tupled
 
 if TYPE_CHECKING:
     from fedvi.study.build import Assembly
@@ -68,8 +71,8 @@ class Finish(NamedTuple):
     """A function that the server runs, such as (released value, task) → ``Change``, given by name.
 
     Attributes:
-      function: "module:name".
-      arguments: keyword arguments that JSON can hold.
+      function: a name in ``_FUNCTIONS``, or among the ``finishes`` of the study's own solver.
+      arguments: keyword arguments that JSON can hold; a conjugate model is a table, see ``_noted_model``.
     """
 
     function: str
@@ -157,12 +160,12 @@ def prepare(study_path: Path, folder: Path | None = None) -> ServerPlan:
     study, path = load_study(study_path), folder and folder / FILE
     if path and path.exists():
         try:
-            found = read(path)
+            found = read(path, study.parts)
         except errors.ConfigError:
             found = None  # of another version, or damaged: it can be computed again
         if found is not None and _fits(found, study):
             return found
-    return _computed(study_path)
+    return _computed(study_path, study)
 
 
 def keep(plan: ServerPlan, folder: Path) -> None:
@@ -179,11 +182,17 @@ def keep(plan: ServerPlan, folder: Path) -> None:
             _write_plan(folder / FILE, plan)
 
 
-def read(path: Path) -> ServerPlan:
+def read(path: Path, parts: plugins.OutsideCode | None = None) -> ServerPlan:
     """Reads a stored plan.
 
+    Args:
+      path: of its file.
+      parts: the code from outside fedvi that its study may name, see ``parse_study``.
+
     Raises:
-      ConfigError: it is missing, damaged, or of another version.
+      CodeRefused, PolicyRefused: its study names code that nobody allowed here.
+      ConfigError: it is missing, damaged, or of another version; or it names a function that is no
+        server's.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -191,7 +200,7 @@ def read(path: Path) -> ServerPlan:
         json.dumps(content, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise errors.ConfigError(f"no plan of a run can be read at {path}: {error}") from error
-    return dataclasses.replace(_from_json(content, path), is_kept=True)
+    return dataclasses.replace(_from_json(content, path, parts), is_kept=True)
 
 
 def earlier_digests(plan: ServerPlan, folder: Path) -> tuple[str, ...]:
@@ -212,7 +221,7 @@ def earlier_digests(plan: ServerPlan, folder: Path) -> tuple[str, ...]:
     """
     path = folder / FILE
     if path.exists():
-        before = read(path)
+        before = read(path, plan.study.parts)
         kept = {name: plan.workers.get(name) for name in before.workers}
         changed = {
             "workers": kept != dict(before.workers),
@@ -237,7 +246,7 @@ def make(assembly: "Assembly") -> ServerPlan:
     """Makes the server's plan of a built study.
 
     Raises:
-      ConfigError: a solver's ``finish`` is not a function that another process can import by name.
+      ConfigError: a solver's ``finish`` is not a function that a file may name, see ``_FUNCTIONS``.
     """
     # Imports JAX, which reading a plan does not need.
     from fedvi.planning import advice, widths
@@ -251,11 +260,15 @@ def make(assembly: "Assembly") -> ServerPlan:
         prior=tree.to_numpy(assembly.prior),
         workers={
             name: Part(
-                spec.costs[name], _named(spec.finish[name], "finish", name), spec.headers.get(name)
+                spec.costs[name],
+                _named(spec.finish[name], "finish", name, assembly.study),
+                spec.headers.get(name),
             )
             for name in spec.clients
         },
-        stand=None if spec.stand is None else _named(spec.stand, "stand", assembly.clients[0]),
+        stand=None
+        if spec.stand is None
+        else _named(spec.stand, "stand", assembly.clients[0], assembly.study),
         renews=spec.renews,
         rounds=assembly.schedule.rounds,
         table_distance=assembly.table_distance,
@@ -269,10 +282,11 @@ def make(assembly: "Assembly") -> ServerPlan:
 def to_spec(plan: ServerPlan) -> ServerSpec:
     """Returns the server's spec: equal to ``Assembly.spec``, built without JAX.
 
-    A user's own family, schedule or solver is imported by its name, and may import JAX.
+    A plug-in's family, schedule or solver is imported if it is allowed, and may import JAX.
 
     Raises:
-      ConfigError: a function that the plan names does not exist.
+      CodeRefused, PolicyRefused: the study names a plug-in that nobody allowed.
+      ConfigError: the plan names a function that is no server's, or arguments that it does not take.
     """
     family = shared_parts.family(plan.study, len(plan.names))
     schedule, step_rule, patience = shared_parts.schedule(plan.study)
@@ -283,7 +297,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
         prior=plan.prior,
         schedule=schedule,
         step_rule=step_rule,
-        finish={name: _found(part.finish) for name, part in plan.workers.items()},
+        finish={name: _found(part.finish, plan.study) for name, part in plan.workers.items()},
         costs={name: part.cost for name, part in plan.workers.items()},
         patience=patience,
         headers={
@@ -291,7 +305,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
         },
         budget=shared_parts.budget(plan.study, plan.table_distance),
         seeded_otherwise=plan.study.digest_if_seeded_otherwise,
-        stand=None if plan.stand is None else _found(plan.stand),
+        stand=None if plan.stand is None else _found(plan.stand, plan.study),
         renews=plan.renews,
         gather=plan.gather,
     )
@@ -302,41 +316,132 @@ def _fits(plan: ServerPlan, study: Study) -> bool:
     return plan.software == __version__ and plan.study.as_dict() == study.as_dict()
 
 
-def _named(finish: Callable[..., Any], what: str, worker: str) -> Finish:
-    function, arguments = finish, {}
-    if isinstance(finish, functools.partial) and not finish.args:
-        function, arguments = finish.func, dict(finish.keywords)
-    name = Finish(f"{function.__module__}:{getattr(function, '__qualname__', '')}", arguments)
-    try:
-        same = json.loads(json.dumps(arguments)) == arguments
-        # A nested function cannot be imported by its name.
-        same = same and _function(name.function) is function
-    except (errors.ConfigError, TypeError, ValueError):
-        same = False
-    if not same:
-        raise errors.ConfigError(
-            f"the solver of {worker!r} has `{what}` {name.function}, which a server cannot name",
-            "make it a function of a module, or a functools.partial of one with keyword arguments "
-            "that JSON can hold",
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        function.__name__: function
+        for function in (
+            base.finish_natural,
+            finish.finish_change,
+            finish.finish_site,
+            finish.finish_sites,
+            finish.finish_whitened,
+            noise_aware.of_changes,
+            noise_aware.of_sites,
+            statistics.finish_statistics,
+            statistics.stand_statistics,
         )
-    return name
+    }
+)
+"""What a server may be told to run, by name; a solver from outside adds its own ``finishes``."""
+
+# The argument of a function that is a conjugate model.
+_MODEL = "model"
 
 
-def _found(name: Finish) -> Callable[..., Any]:
-    function = _function(name.function)
-    return functools.partial(function, **name.arguments) if name.arguments else function
+def _functions(study: Study) -> Mapping[str, Callable[..., Any]]:
+    """Returns the functions that a plan of a study may name: fedvi's own, and those of its own solver.
+
+    The factory of a solver from outside lists its functions in an attribute, ``finishes``.
+    """
+    if not study.is_outside("solver"):
+        return _FUNCTIONS
+    kind = study.solver.kind
+    factory = study.parts.find("solver", "solver.kind", kind)
+    own = {function.__name__: function for function in getattr(factory, "finishes", ())}
+    return {**own, **_FUNCTIONS}
 
 
-def _function(name: str) -> Callable[..., Any]:
-    module, _, function = name.partition(":")
+def _named(made: Callable[..., Any], what: str, worker: str, study: Study) -> Finish:
+    function, arguments = made, {}
+    if isinstance(made, functools.partial) and not made.args:
+        function, arguments = made.func, dict(made.keywords)
+    name = getattr(function, "__name__", "")
     try:
-        found = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+        if _MODEL in arguments:
+            arguments[_MODEL] = _noted_model(arguments[_MODEL], study)
+        same = json.loads(json.dumps(arguments)) == arguments
+    except (errors.ModelError, TypeError, ValueError):
+        same = False
+    if not same or _functions(study).get(name) is not function:
+        shown = f"{function.__module__}.{getattr(function, '__qualname__', name)}"
         raise errors.ConfigError(
-            f"the plan names {name!r}, which is not there: {error}",
-            "was it made on another machine? Put the module on PYTHONPATH",
+            f"the solver of {worker!r} has `{what}` {shown}, which a server cannot name",
+            "make it one of fedvi.updates, or a function of a module that the solver's factory lists in "
+            "`finishes`; or a functools.partial of one, with keyword arguments that JSON can hold",
+        )
+    return Finish(name, arguments)
+
+
+def _found(name: Finish, study: Study) -> Callable[..., Any]:
+    functions = _functions(study)
+    if name.function not in functions:
+        raise errors.ConfigError(
+            f"the plan names the function {name.function!r:.100}, expected one of {', '.join(functions)}",
+            "a plan names no other code; remove it, and the server computes it again",
+        )
+    function = functions[name.function]
+    takes = inspect.signature(function).parameters
+    # Keywords alone: the rest is what a server hands over.
+    given = [key for key, one in takes.items() if one.kind is one.KEYWORD_ONLY]
+    unknown = sorted(name.arguments.keys() - set(given))
+    if unknown:
+        raise errors.ConfigError(
+            f"the plan gives `{unknown[0]}` to {name.function}, which takes {', '.join(given) or 'none'}",
+            "it was changed by hand, or made by another version: remove it, and it is computed again",
+        )
+    arguments = dict(name.arguments)
+    if _MODEL in arguments:
+        arguments[_MODEL] = _model(arguments[_MODEL], study)
+    return functools.partial(function, **arguments) if arguments else function
+
+
+def _noted_model(model: Any, study: Study) -> dict[str, Any]:
+    """Returns the form of a conjugate model in a plan.
+
+    One of fedvi's own is its class and its fields. Of a model from outside, the study says how it is made,
+    or its outcome says of which class its ``form`` is: a file names no other class.
+    """
+    if is_own(model):
+        return to_table(model)
+    if model == conjugates.model_of(study):
+        return {"model": "of the study"}
+    if type(model) is _form(study):
+        return {"model": "of the outcome", "fields": fields_of(model)}
+    raise errors.ModelError(f"{type(model).__name__} is not of the study's own model")
+
+
+def _model(noted: Any, study: Study) -> Any:
+    """Returns the conjugate model of its form in a plan."""
+    if not isinstance(noted, dict):
+        raise errors.ConfigError("the plan's conjugate model is no table", "compute the plan again")
+    form = _form(study) if noted.get("model") == "of the outcome" else None
+    try:
+        if noted.get("model") == "of the study":
+            return conjugates.model_of(study)
+        if form is not None:
+            return form(**{key: tupled(value) for key, value in noted["fields"].items()})
+        return from_table(noted)
+    except (errors.ModelError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise errors.ConfigError(
+            f"the plan's conjugate model cannot be made: {error}",
+            "it was changed by hand, or made by another version: remove it, and it is computed again",
         ) from error
-    return found
+
+
+def _form(study: Study) -> Any:
+    """Returns the class of the conjugate form of an outcome from outside; None if it has none."""
+    if not study.is_outside("model"):
+        return None
+    return getattr(study.parts.outcome(study.model.kind), "form", None)
+
+
+def _read_finish(noted: Mapping[str, Any]) -> Finish:
+    name = Finish(**noted)
+    # Plans of 0.1.0 say the module as well, which must be that of a function that is listed.
+    module, _, last = name.function.rpartition(":")
+    if last in _FUNCTIONS and module == _FUNCTIONS[last].__module__:
+        return name._replace(function=last)
+    return name
 
 
 def to_json(plan: ServerPlan) -> dict[str, Any]:
@@ -377,7 +482,7 @@ def _sha256(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _from_json(content: Any, path: Path) -> ServerPlan:
+def _from_json(content: Any, path: Path, parts: plugins.OutsideCode | None = None) -> ServerPlan:
     try:
         if content["format"] != _FORMAT:
             raise errors.ConfigError(
@@ -389,7 +494,7 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
                 f"{path} is not what was written: its sha256 differs",
                 "it was damaged or changed by hand: remove it, and it is computed again",
             )
-        study = parse_study(content["study"])
+        study = parse_study(content["study"], parts)
         names = tuple(item["name"] for item in content["coefficients"])
         leaves = iter(content["prior"])
         zeros = shared_parts.family(study, len(names)).zeros()
@@ -403,12 +508,12 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
             workers={
                 item["name"]: Part(
                     events.from_json(item["cost"]),
-                    Finish(**item["finish"]),
+                    _read_finish(item["finish"]),
                     item["header"] and ledger.from_lines([item["header"]]).header,
                 )
                 for item in content["workers"]
             },
-            stand=content["stand"] and Finish(**content["stand"]),
+            stand=content["stand"] and _read_finish(content["stand"]),
             renews=content["renews"],
             rounds=content["rounds"],
             table_distance=content["table_distance"],
@@ -419,6 +524,8 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
         )
     except errors.LedgerError as error:
         raise errors.ConfigError(f"{path} is not whole: {error.message}") from error
+    except (errors.CodeRefused, errors.PolicyRefused) as error:
+        raise type(error)(f"{error.message} ({path})", error.hint) from error
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise errors.ConfigError(f"{path} is no plan of a run: {error!r}") from error
     told = str(content.get("digest"))
@@ -452,19 +559,27 @@ def _gather(noted: Mapping[str, Any]) -> Gather:
     return Gather(Sums(**noted["sums"]), noted["step"], shapes, noted["bits"], top_up)
 
 
-def _computed(study_path: Path) -> ServerPlan:
-    """Computes a plan in another process.
+def _computed(study_path: Path, study: Study) -> ServerPlan:
+    """Computes a plan in another process, which may import the plug-ins that this one may.
 
     Raises:
+      ConfigError: the study has parts that are objects, which no other process has.
       FedviError: raised in that process, or there is no space for its files.
     """
+    if study.parts.given:
+        raise errors.ConfigError(
+            f"{', '.join(map(repr, study.parts.given))} was passed from Python, and another process "
+            "computes a server's plan",
+            "make it a plug-in (docs/add/plug-in.md)",
+        )
+    said = json.dumps([dict(study.parts.names), study.parts.policy])
     with (
         files.reported(study_path),
         tempfile.TemporaryDirectory(prefix="fedvi-plan-") as scratch,
     ):
         target = Path(scratch) / FILE
         # -P: modules are found as by any fedvi command, not in the working directory.
-        command = [sys.executable, "-P", "-m", __spec__.name, str(study_path), str(target)]
+        command = [sys.executable, "-P", "-m", __spec__.name, str(study_path), str(target), said]
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -487,7 +602,7 @@ def _computed(study_path: Path) -> ServerPlan:
             kind = getattr(errors, content["error"])
             raise kind(content["message"], content["hint"])
         # Large arrays are memory-mapped, so they outlive the deletion of their files.
-        return _from_json(content, target)
+        return _from_json(content, target, study.parts)
 
 
 def _noted(leaf: np.ndarray) -> Any:
@@ -535,12 +650,19 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     put(path, json.dumps(content, indent=1, allow_nan=False).encode(), PRIVATE)
 
 
-def _main(study_path: str, target: str) -> None:
-    """Computes the plan of a study file, in the other process."""
+def _main(study_path: str, target: str, said: str) -> None:
+    """Computes the plan of a study file, in the other process.
+
+    Args:
+      study_path, target: of the study, and of the plan.
+      said: names and policy of ``plugins.OutsideCode``, as JSON.
+    """
     from fedvi.study import build
 
+    names, policy = json.loads(said)
     try:
-        _write_plan(Path(target), make(build.assemble(load_study(study_path))))
+        study = load_study(study_path, plugins.OutsideCode(names=names, policy=policy))
+        _write_plan(Path(target), make(build.assemble(study)))
     except errors.FedviError as error:
         content = {
             "error": type(error).__name__,

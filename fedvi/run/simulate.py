@@ -43,7 +43,7 @@ from fedvi.store.sqlite import SqliteClientStore
 from fedvi.study import build
 from fedvi.study import policies as site_policies
 from fedvi.study.build import PRIOR, Assembly
-from fedvi.study.config import Study
+from fedvi.study.config import GivenParts, Study
 from fedvi.transport.memory import MemoryLink
 from fedvi.transport.signers import Signer, within_one_process
 from fedvi.typing import SITE, Eta
@@ -147,6 +147,7 @@ def simulate(
     add: Mapping[str, int] | None = None,
     cache: Path | None = None,
     on_pooled: Callable[[], None] | None = None,
+    parts: GivenParts | None = None,
 ) -> Result:
     """Runs a study's federation in this process.
 
@@ -174,11 +175,16 @@ def simulate(
         whose records count as zero, or that has more records than the study declares. The latter is
         private: only for someone who may see all records. Left out, they are Python's warnings; None: no
         word is said.
+      parts: the code from outside fedvi that the study names: name → the function or class itself, such as
+        ``{"waiting": Waiting}``. A study file cannot import any.
 
     Raises:
+      CodeRefused: the study names a plug-in, and neither passed nor allowed it.
       ConfigError: without ``base``, a client's file is not in the working directory.
       FedviError: before anything is computed, if the study or the data does not fit.
     """
+    if parts is not None and isinstance(study, Study):
+        study = study.with_parts(parts)
     files = policies or {}
     judged = site_policies.load(files, study)
     site_policies.check_code(judged, study)

@@ -245,6 +245,7 @@ def assemble(study: Study) -> Assembly:
     """Builds and checks everything but the data.
 
     Raises:
+      CodeRefused, PolicyRefused: it names a plug-in that nobody allowed.
       ConfigError, ModelError, PrivacyError: name the part of the study that cannot be carried out.
     """
     if not isinstance(study, Study):
@@ -252,6 +253,7 @@ def assemble(study: Study) -> Assembly:
             f"the study is {study!r:.80}, expected what `load_study` returns",
             "read a file with fedvi.load_study(path)",
         )
+    study.check_code()
     private = study.privacy.private
     schema, (schedule, step_rule, patience), budget, _ = errors.all_of(
         lambda: modelling.schema_of(study),
@@ -457,8 +459,8 @@ def _warnings(study: Study, model: Any) -> tuple[str, ...]:
 
 
 def _has_custom_code(study: Study, model: Any) -> bool:
-    """Whether code that a claim depends on comes from a "module:function"."""
+    """Whether code that a claim depends on comes from outside fedvi."""
     sections = ["family", "solver", "mechanism", "sampler"]
     if brings_family(model) or ability(study.solver.kind).of_statistics:
         sections.append("model")  # it, or its outcome's form, defines the norm that is clipped
-    return any(":" in study.kinds[section] for section in sections)
+    return any(map(study.is_outside, sections))

@@ -4,17 +4,19 @@ import collections
 import hashlib
 import json
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
-from fedvi import errors
-from fedvi.data.line_numbers import with_lines
+from fedvi import errors, plugins
+from fedvi.data.line_numbers import line_of, with_lines
 from fedvi.data.schema import parse_schema
 from fedvi.privacy.agreement import threshold
 from fedvi.privacy.spoken import Speaks, Summary, facts, promised
 from fedvi.privacy.sums import Sums
+from fedvi.study import kinds
 from fedvi.study.sections import (
     DEEPEST,
     LARGEST,
@@ -39,7 +41,29 @@ _FEWEST_MASKED, _MOST_MASKED = 3, 500
 # The most sites in a summary.
 _NAMED = 8
 
-__all__ = ["Study", "load_study", "parse_study"]
+__all__ = ["GivenParts", "Study", "load_study", "parse_study"]
+
+
+GivenParts = Mapping[str, Any] | plugins.OutsideCode
+"""Name → object, from Python; or plug-ins that are allowed, see ``fedvi.plugins``."""
+
+
+class _Beside:
+    """What a study carries and does not say: two studies are equal whatever stands here.
+
+    Attributes:
+      parts: the code from outside fedvi that it may use.
+      path, text: of the file that it was read from; empty if it was no file.
+    """
+
+    def __init__(self, parts: plugins.OutsideCode, path: str = "", text: str = "") -> None:
+        self.parts, self.path, self.text = parts, path, text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Beside)
+
+    def __hash__(self) -> int:
+        return 0
 
 
 class Study(Speaks, BaseSection):
@@ -59,6 +83,42 @@ class Study(Speaks, BaseSection):
     data: DataSection
     clients: list[ClientSection] = pydantic.Field(min_length=1)
     simulation: SimulationSection = SimulationSection()
+    _beside: _Beside = pydantic.PrivateAttr(default_factory=lambda: _Beside(plugins.NOTHING))
+
+    @property
+    def parts(self) -> plugins.OutsideCode:
+        """The code from outside fedvi that the study may use: allowed plug-ins, and objects from Python."""
+        return self._beside.parts
+
+    def with_parts(self, parts: "GivenParts") -> "Study":
+        """Returns the study with other code from outside fedvi, in the place of what it had.
+
+        Args:
+          parts: name that the study gives → the object: a function, or a class.
+
+        Raises:
+          ConfigError: a name is a built-in one, or no name.
+        """
+        changed = self.model_copy()
+        beside = self._beside
+        changed._beside = _Beside(_parts_of(parts), beside.path, beside.text)
+        return changed
+
+    def is_outside(self, what: str) -> bool:
+        """Whether a choice, a key of ``kinds``, is of code from outside fedvi."""
+        return self.kinds[what] not in kinds.BUILT_IN[what]
+
+    def check_code(self) -> None:
+        """Refuses plug-ins that the study names and nobody allowed; imports nothing.
+
+        Raises:
+          CodeRefused, PolicyRefused: names the file and the line, where they are known, the kind, and how
+            to allow it.
+        """
+        try:
+            kinds.check(self.kinds, self.parts)
+        except (errors.CodeRefused, errors.PolicyRefused) as error:
+            raise _located(error, self._beside.path, self._beside.text) from None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Study":
@@ -224,7 +284,7 @@ class Study(Speaks, BaseSection):
 
     @property
     def kinds(self) -> dict[str, str]:
-        """The study's choice for each section: section → a built-in name, or "module:function"."""
+        """The study's choice for each section: section → a name, built-in or of a part from outside."""
         sampler = self.solver.arguments.get("sampler", "full")
         return {
             "model": self.model.kind,
@@ -319,10 +379,16 @@ def _without_none(value: Any) -> Any:
     return [_without_none(item) for item in value] if isinstance(value, list) else value
 
 
-def load_study(path: str | Path) -> Study:
+def load_study(path: str | Path, parts: GivenParts | None = None) -> Study:
     """Reads and validates a study file: TOML, or the resolved study written by ``--out`` (``.json``).
 
+    Args:
+      path: of the file.
+      parts: the code from outside fedvi that the study may name: name → the function or class itself. A
+        file cannot bring or import any.
+
     Raises:
+      CodeRefused: it names code by module and attribute, or a plug-in that nobody allowed.
       ConfigError: names the section, the key, its value, the expected value, and the line if it is
         known; or all of these errors.
     """
@@ -347,9 +413,36 @@ def load_study(path: str | Path) -> Study:
         ) from None
     raw = _read_json(path, text) if path.suffix == ".json" else _read_toml(path, text)
     try:
-        return parse_study(raw)
+        study = parse_study(raw, parts)
+    except (errors.CodeRefused, errors.PolicyRefused) as error:
+        raise _located(error, str(path), text) from None
     except errors.ConfigError as error:
         raise with_lines(error, text) from None
+    study._beside.path, study._beside.text = str(path), text
+    return study
+
+
+def _located(error: errors.FedviError, path: str, text: str) -> errors.FedviError:
+    """Says in which file, and on which line, a name of code stands."""
+    if not path:
+        return error
+    line = line_of(error.message, text)
+    where = path if line is None else f"{path}, line {line}"
+    return type(error)(f"{error.message} ({where})", error.hint)
+
+
+def _parts_of(given: GivenParts) -> plugins.OutsideCode:
+    if isinstance(given, plugins.OutsideCode):
+        return given
+    for name in given:
+        owned = [what for what, own in kinds.BUILT_IN.items() if name in own]
+        if owned or plugins.is_address(name) or not name:
+            raise errors.ConfigError(
+                f"parts names {name!r}, which is "
+                + (f"fedvi's own {owned[0]}" if owned else "no name of a kind"),
+                "choose another name, such as that of the class in lower case, and write it in the study",
+            )
+    return plugins.OutsideCode(dict(given))
 
 
 def _read_toml(path: Path, text: str) -> dict[str, Any]:
@@ -392,22 +485,35 @@ def _beyond_reading(path: Path) -> errors.ConfigError:
     )
 
 
-def parse_study(raw: dict[str, Any]) -> Study:
+def parse_study(raw: dict[str, Any], parts: GivenParts | None = None) -> Study:
     """Validates the tables of a study file.
 
+    Args:
+      raw: the tables.
+      parts: the code from outside fedvi that the study may name, as for ``load_study``. Left out: what the
+        running command allows, and outside a command nothing.
+
     Raises:
+      CodeRefused: it names code by module and attribute, or a plug-in that was not allowed. Outside a
+        command and without ``parts``, the latter is refused when the study is built, since objects may
+        still be passed.
       ConfigError: names the section, the key, its value and the expected value; or all of these errors.
     """
     _check_values(raw)
     try:
-        return Study.model_validate(raw)
+        study = Study.model_validate(raw)
     except pydantic.ValidationError as failure:
         wrong = [_explain(problem) for problem in errors.worth_telling(failure.errors())]
         raise errors.as_one([*wrong, *_wrong_columns(raw)]) from None
+    said = plugins.allowed() if parts is None else _parts_of(parts)
+    if said is not None:
+        study._beside = _Beside(said)
+        study.check_code()
+    return study
 
 
 def _check_values(raw: dict[str, Any]) -> None:
-    """Refuses numbers beyond 64 bits, and tables nested too deep."""
+    """Refuses numbers beyond 64 bits, tables nested too deep, and kinds that address code."""
     pending: list[tuple[tuple[Any, ...], Any]] = [((), raw)]
     while pending:
         location, value = pending.pop()
@@ -420,11 +526,21 @@ def _check_values(raw: dict[str, Any]) -> None:
             pending += [((*location, key), item) for key, item in value.items()]
         elif isinstance(value, list):
             pending += [((*location, index), item) for index, item in enumerate(value)]
+        elif isinstance(value, str) and _is_kind(location) and plugins.is_address(value):
+            plugins.refuse_address(_path(location), value, kinds.FORMER.get(value, ""))
         elif isinstance(value, int) and abs(value) > LARGEST:
             raise errors.ConfigError(
                 f"{_path(location)} is {in_short(value)}, expected at most {LARGEST} in size",
                 "whole numbers have 64 bits; write a larger number with a decimal point",
             )
+
+
+def _is_kind(location: tuple[Any, ...]) -> bool:
+    """Whether what stands at a location names what is made there, or in a stage of a schedule."""
+    return location[-1:] == ("kind",) or location in (
+        ("privacy", "mechanism"),
+        ("solver", "sampler"),
+    )
 
 
 def _wrong_columns(raw: dict[str, Any]) -> tuple[errors.ConfigError, ...]:

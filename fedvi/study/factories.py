@@ -1,6 +1,5 @@
 """Turns a `kind` in a study into a function call: looks up names and checks arguments."""
 
-import importlib
 import inspect
 import math
 import typing
@@ -8,74 +7,56 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from fedvi import errors
+from fedvi import errors, plugins
 from fedvi.study.sections import KindSection
 
 __all__ = ["call", "find", "parameters"]
 
 
 def find(
-    section: str, kind: str, package: ModuleType, key: str = "kind", besides: tuple[str, ...] = ()
+    section: str,
+    kind: str,
+    package: ModuleType,
+    key: str = "kind",
+    besides: tuple[str, ...] = (),
+    parts: plugins.OutsideCode = plugins.NOTHING,
 ) -> Callable[..., Any]:
-    """Finds the function for a kind: in a package's ``__all__``, or as "module:function".
+    """Finds what makes a kind: in a package's ``__all__``, or outside fedvi where that is allowed.
 
     Args:
       section, key: where the study has it, for messages.
       kind: the name.
-      package: its ``__all__`` lists the kinds.
+      package: its ``__all__`` lists the kinds; its ``FUNCTIONS``, if there are any, further ones.
       besides: kinds that the caller handles itself, for the hint.
+      parts: objects that were passed, and plug-ins that are allowed.
 
     Raises:
-      ConfigError: there is none (the hint has the nearest name); or its signature is unavailable, as for
-        some functions that are not written in Python.
+      ConfigError: there is none (the hint has the nearest name), or it cannot be imported; or its signature
+        is unavailable, as for some functions that are not written in Python.
+      CodeRefused, PolicyRefused: it is a plug-in that nobody allowed.
     """
-    module_name, colon, name = kind.partition(":")
-    if not colon:
-        if kind not in package.__all__:
-            raise errors.ConfigError(
-                f"{section}.{key} is {kind!r}, which is not in {package.__name__}",
-                errors.did_you_mean(kind, [*package.__all__, *besides])
-                + '; "my_package.my_module:my_function" reaches outside',
-            )
+    own = (*package.__all__, *getattr(package, "FUNCTIONS", ()))
+    if kind in own:
         return getattr(package, kind)
-    if not all(part.isidentifier() for part in (*module_name.split("."), name)):
+    where = f"{section}.{key}"
+    if plugins.is_address(kind):
+        plugins.refuse_address(where, kind)
+    found = parts.find(_choice(section, key), where, kind)
+    if found is None:
         raise errors.ConfigError(
-            f"{section}.{key} is {kind!r}, which names no function of a module",
-            'write "my_package.my_module:my_function", or one of ' + ", ".join(package.__all__),
+            f"{where} is {kind!r}, which is not in {package.__name__}, and no plug-in of that name is "
+            "installed",
+            errors.did_you_mean(kind, [*own, *besides])
+            + "; code of your own is a plug-in: docs/add/plug-in.md",
         )
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may raise anything
-        raise errors.ConfigError(
-            f"{section}.{key} is {kind!r}, but module {module_name!r} cannot be imported: "
-            f"{type(error).__name__}: {error}",
-            "install it, or put the folder that it is in on PYTHONPATH",
-        ) from error
-    found = getattr(module, name, None)
-    if not callable(found):
-        raise errors.ConfigError(
-            f"{section}.{key} is {kind!r}, but {module_name} has no function {name!r}",
-            errors.did_you_mean(name, _functions(module)),
-        )
-    try:
-        inspect.signature(found)
-    except (TypeError, ValueError):
-        raise errors.ConfigError(
-            f"{section}.{key} is {kind!r}, but the arguments of {name!r} cannot be known",
-            "name a function written in Python, or wrap it in one",
-        ) from None
     return found
 
 
-def _functions(module: ModuleType) -> list[str]:
-    """Lists the functions that a module defines itself."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
-    ]
+def _choice(section: str, key: str) -> str:
+    """Returns which of ``plugins.GROUPS`` a key of a study chooses from."""
+    if key == "mechanism":
+        return key
+    return section.rpartition(".")[2].partition("[")[0].replace("stages", "schedule")
 
 
 def parameters(factory: Callable[..., Any]) -> tuple[str, ...]:
@@ -95,6 +76,8 @@ def call(
     factory: Callable[..., Any],
     supplied: dict[str, Any],
     expected: type | None = None,
+    *,
+    outside: bool = False,
 ) -> Any:
     """Calls a factory with the study's arguments and those that a study cannot give.
 
@@ -105,12 +88,21 @@ def call(
       supplied: arguments from the builder (family, model, …); those that the factory does not take
         are left out.
       expected: a class, or a runtime-checkable protocol, that the result must belong to; None: any.
+      outside: whether the factory is not fedvi's. It must then take all of ``supplied`` that has no
+        other source, see ``_MUST_TAKE``, which is checked before it is called; and whatever it raises is
+        a mistake in the study.
 
     Raises:
       ConfigError: for an unknown or missing argument, one of the wrong type, one that the factory
         refuses or fails on, or a result of the wrong type.
     """
     known = _parameters(factory)
+    missing = [name for name in _MUST_TAKE if name in supplied and name not in known]
+    if outside and missing:
+        raise errors.ConfigError(
+            f"[{section}]: kind {given.kind!r} takes no `{missing[0]}`, which every {section} is given",
+            f"is it what makes a {section}? It was not called",
+        )
     from_study = [name for name in known if name not in supplied]
     arguments = {name: value for name, value in supplied.items() if name in known}
     for name, value in given.arguments.items():
@@ -143,7 +135,7 @@ def call(
     except errors.FedviError:
         raise
     except Exception as error:  # the user's function may raise anything
-        if ":" not in given.kind and not isinstance(error, _BAD_ARGUMENTS):
+        if not outside and not isinstance(error, _BAD_ARGUMENTS):
             raise
         # No data is loaded while a study is assembled, so the error can be shown.
         raise errors.ConfigError(
@@ -158,6 +150,9 @@ def call(
         )
     return made
 
+
+# What only the builder knows, and no part can do without.
+_MUST_TAKE = ("family", "model", "size", "noise_multiplier")
 
 _BAD_ARGUMENTS = (TypeError, ValueError, ArithmeticError)
 

@@ -36,7 +36,7 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
         )
     scale, ratio = (
         0.0 if study.prior is None else study.prior.scale,
-        regressions.ratio(study.model.kind),
+        regressions.ratio(study),
     )
     if study.privacy.private and scale > _WIDE and ratio:
         yield (

@@ -52,7 +52,7 @@ def schema_of(study: Study) -> Any:
 def takes(study: Study, argument: str) -> bool:
     """Whether the solver has an argument of this name, such as ``parts``."""
     return argument in factories.parameters(
-        factories.find("solver", study.solver.kind, solver_kinds)
+        factories.find("solver", study.solver.kind, solver_kinds, parts=study.parts)
     )
 
 
@@ -138,15 +138,20 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
         del arguments[key]
     design = None if text is None else data.parse_formula(text, schema)
     if design is not None:
-        regressions.check_response(study.model.kind, design)
+        regressions.check_response(study.model.kind, design, study.parts)
+    if study.model.kind in models.__all__ and study.model.kind not in models.NAMED:
+        raise errors.ConfigError(
+            f"model.kind is {study.model.kind!r}",
+            "name your function, which is a plug-in: docs/add/plug-in.md",
+        )
     section = KindSection(kind=study.model.kind, **arguments)
-    factory = factories.find("model", study.model.kind, models)
-    if regressions.is_function(study.model.kind):
+    factory = factories.find("model", study.model.kind, models, parts=study.parts)
+    if regressions.is_function(study):
         if isinstance(factory, type):
             raise errors.ConfigError(
                 f"model.kind is {study.model.kind!r}, a class that does not say what it is of",
-                "a regression's outcome says so with `accepts`, and its name begins with a capital "
-                'letter; a conjugate model goes with solver.kind = "vips"',
+                "a regression's outcome says so with `accepts`, and as a plug-in it is one of "
+                '`fedvi.outcomes`; a conjugate model goes with solver.kind = "vips"',
             )
         if study.prior is not None:
             raise errors.ConfigError(
@@ -175,11 +180,7 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
             f"model.formula is missing for kind {study.model.kind!r}",
             'write e.g. formula = "disease ~ age + sex"',
         )
-    if ":" not in study.model.kind and study.model.kind not in models.NAMED:
-        raise errors.ConfigError(
-            f"model.kind is {study.model.kind!r}",
-            'name your function: kind = "my_study.models:hospital"',
-        )
+    outside = study.is_outside("model")
     prior = study.prior.model_dump(exclude_none=True) if study.prior else {}
     supplied = {
         "names": design.names,
@@ -189,8 +190,8 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
         "follow_up": design.response.latest,
         **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
     }
-    if ":" in study.model.kind:
-        response = factories.call("model", section, factory, {}, Response)
+    if outside:
+        response = factories.call("model", section, factory, {}, Response, outside=True)
         scale, wider = supplied.get("prior_scale", 2.5), supplied.get("intercept_scale")
         made: Model = regression(design.names, scale, wider, response, supplied["offset"])
     else:
@@ -274,7 +275,7 @@ def columns_read(design: Any, study: Study, schema: Any) -> tuple[str, ...]:
         return design.columns
     if conjugates.model_of(study) is not None:
         return tuple(schema)
-    factory = factories.find("model", study.model.kind, models)
+    factory = factories.find("model", study.model.kind, models, parts=study.parts)
     # An indicator such as chol_missing is read with its own column.
     indicators = {indicator_name(name): name for name in schema}
     wanted = [

@@ -48,9 +48,10 @@ def _sampler(study: Study, given: Any) -> Any:
             '{ kind = "feistel", batch = 128 }',
         )
     kind = KindSection(**section)
-    factory = factories.find("solver.sampler", kind.kind, sampling)
+    factory = factories.find("solver.sampler", kind.kind, sampling, parts=study.parts)
     supplied = {"max_records": study.data.max_records}
-    return factories.call("solver.sampler", kind, factory, supplied, Sampler)
+    outside = kind.kind not in sampling.__all__
+    return factories.call("solver.sampler", kind, factory, supplied, Sampler, outside=outside)
 
 
 class Made(NamedTuple):
@@ -79,14 +80,17 @@ def solver_of(
     vanishing: tuple[tuple[int, int, int], ...] = (),
 ) -> Made:
     """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
-    factory = factories.find("solver", study.solver.kind, solver_kinds)
+    factory = factories.find("solver", study.solver.kind, solver_kinds, parts=study.parts)
+    outside = study.is_outside("solver")
     arguments = dict(study.solver.arguments)
     known = factories.parameters(factory)
     # The unit comes only from the promise: a key of the solver's own could contradict the price.
     unit = "client" if study.privacy.unit == "client" else "record"
     supplied: dict[str, Any] = {"family": family, "model": model, "unit": unit}
     if "mechanism" not in known:
-        solver = factories.call("solver", study.solver, factory, supplied, LocalSolver)
+        solver = factories.call(
+            "solver", study.solver, factory, supplied, LocalSolver, outside=outside
+        )
         # Checked by price, not by `supports`: unprotected events are supported, with an infinite price.
         if budget is not None and math.isinf(budget.accountant.epsilon(solver.cost, budget.delta)):
             raise errors.ConfigError(
@@ -107,14 +111,21 @@ def solver_of(
     sampler = _sampler(study, arguments.pop("sampler", "full"))
     if "clip_norm" in known:
         _check_clip_norm(arguments.get("clip_norm"), private=study.privacy.private)
-    mechanism = factories.find("privacy", study.privacy.mechanism, mechanisms, "mechanism")
+    mechanism = factories.find(
+        "privacy", study.privacy.mechanism, mechanisms, "mechanism", parts=study.parts
+    )
     noise_section = KindSection(kind=study.privacy.mechanism)
     section = KindSection(kind=study.solver.kind, **arguments)
 
     def noised_by(noise_multiplier: float) -> Mechanism:
         noise = {"noise_multiplier": noise_multiplier}
         found: Mechanism = factories.call(
-            "privacy.mechanism", noise_section, mechanism, noise, Mechanism
+            "privacy.mechanism",
+            noise_section,
+            mechanism,
+            noise,
+            Mechanism,
+            outside=study.is_outside("mechanism"),
         )
         return found
 
@@ -128,7 +139,7 @@ def solver_of(
             made = wrap(made)
         picked = sampler if watch is None else watch(sampler)
         given = supplied | {"sampler": picked, "mechanism": made}
-        return factories.call("solver", section, factory, given, LocalSolver)
+        return factories.call("solver", section, factory, given, LocalSolver, outside=outside)
 
     def total(noise_multiplier: float) -> events.Event:
         return events.repeat(build(noise_multiplier).cost, schedule.rounds)

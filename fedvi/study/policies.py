@@ -41,13 +41,21 @@ def load(given: Mapping[str, Path], study: Study) -> dict[str, Policy]:
 
 
 def check_code(policies: Mapping[str, Policy], study: Study) -> None:
-    """Refuses a study's own code unless a policy allows it, before any of it is imported.
+    """Refuses a study's own code unless every policy allows it, before any of it is imported.
 
     Raises:
       PolicyRefused: names the section and the function.
     """
+    if not policies:
+        return
+    outside = {
+        what: kind
+        for what, kind in study.kinds.items()
+        # A name that nobody knows is refused as such, when the study is built.
+        if study.is_outside(what) and study.parts.knows(what, kind)
+    }
     for policy in policies.values():
-        policy.check_code(study.kinds)
+        policy.check_code(outside)
 
 
 def guards(

@@ -41,7 +41,7 @@ def remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> lis
       family: of its posterior.
       rows: of the table, see ``fedvi.study.spec.coefficients``.
     """
-    is_unconstrained = regressions.is_function(study.model.kind) and isinstance(family, Gaussian)
+    is_unconstrained = regressions.is_function(study) and isinstance(family, Gaussian)
     said = (
         site_effects.remark(study, rows),
         of_intervals(study, family),
@@ -67,7 +67,7 @@ def of_intervals(study: Study, family: Any) -> str:
         said.append(_MEAN_FIELD.format(study.family.kind))
     if isinstance(family, FactoredGaussian):
         said.append(_LOW_RANK.format(study.family.kind))
-    of = regressions.accepted(study.model.kind)
+    of = regressions.of(study)
     if solver.of_statistics and of is not None and of.latents:
         said.append(_POLYA_GAMMA)
     if private and solver.unheld:

@@ -46,7 +46,7 @@ def wanted(study: Study) -> Wanted | None:
     """
     arguments = study.model.arguments
     given = [key for key in KEYS if key in arguments]
-    if not given or regressions.is_function(study.model.kind):
+    if not given or regressions.is_function(study):
         return None
     if len(given) == 1:
         missing = next(key for key in KEYS if key not in given)
@@ -89,7 +89,7 @@ def remark(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
     found = wanted(study)
     if found is None:
         return ""
-    ratio = regressions.ratio(study.model.kind)
+    ratio = regressions.ratio(study)
     said = (
         "coefficients are those at a given site, whose own effect on "
         + " and ".join(found.columns)

@@ -13,6 +13,7 @@ import dataclasses
 import importlib
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -30,7 +31,9 @@ __all__ = [
     "Ragged",
     "StartsFrom",
     "brings_family",
+    "fields_of",
     "from_table",
+    "is_own",
     "packed",
     "positive_part",
     "to_table",
@@ -72,7 +75,7 @@ class ConjugateModel(Protocol):
     """A model whose local optimum is a sum of expected sufficient statistics, one term a record.
 
     It must be a frozen dataclass of public numbers, strings and tuples of these, so that a server can
-    rebuild it (``to_table``).
+    rebuild it: one of fedvi's own by ``from_table``, another as the study says.
     """
 
     @property
@@ -248,30 +251,84 @@ def brings_family(model: Any) -> TypeGuard[ConjugateModel]:
     return isinstance(model, ConjugateModel) and not hasattr(model, "log_likelihood")
 
 
-def to_table(model: ConjugateModel) -> dict[str, Any]:
-    """Returns the class name and the fields of a model, as JSON values.
+_CLASSES: Mapping[str, str] = MappingProxyType(
+    {
+        "DiscreteNetwork": "fedvi.models.network_statistics",
+        "FactorAnalysis": "fedvi.models.factor_statistics",
+        "GaussianMixture": "fedvi.models.mixture_statistics",
+        "HiddenMarkov": "fedvi.models.markov_statistics",
+        "LatentDirichlet": "fedvi.models.lda",
+        "KnownNoise": "fedvi.models.regression_statistics",
+        "PolyaGamma": "fedvi.models.regression_statistics",
+        "SigmoidBeliefNetwork": "fedvi.models.sbn",
+        "UnknownNoise": "fedvi.models.unknown_noise",
+    }
+)
+"""fedvi's own conjugate models: class → module. A file names a class of these, and no other."""
+
+
+def is_own(model: ConjugateModel) -> bool:
+    """Whether a model is of one of fedvi's own classes, which a file may name."""
+    return _CLASSES.get(type(model).__name__) == type(model).__module__
+
+
+def fields_of(model: ConjugateModel) -> dict[str, Any]:
+    """Returns the fields of a model, as JSON values.
 
     Raises:
-      ModelError: the model is not a dataclass of a module, or JSON cannot represent a field.
+      ModelError: the model is no dataclass, or JSON cannot represent a field.
     """
     kind: Any = type(model)
-    if not hasattr(kind, "__dataclass_fields__") or "<locals>" in kind.__qualname__:
+    if not dataclasses.is_dataclass(kind):
         raise errors.ModelError(
-            f"{kind.__name__} is no dataclass of a module, which a server could make by name",
+            f"{type(model).__name__} is no dataclass, whose fields a file could hold",
             "write a conjugate model as a frozen dataclass of public numbers",
         )
-    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(kind)}
     return {
-        "model": f"{kind.__module__}:{kind.__qualname__}",
-        "fields": {name: _listed(value, name) for name, value in fields.items()},
+        field.name: _listed(getattr(model, field.name), field.name)
+        for field in dataclasses.fields(kind)
     }
 
 
+def to_table(model: ConjugateModel) -> dict[str, Any]:
+    """Returns the class and the fields of one of fedvi's own models, as JSON values.
+
+    Raises:
+      ModelError: the model is of another class, or JSON cannot represent a field.
+    """
+    kind: Any = type(model)
+    if not is_own(model):
+        raise errors.ModelError(
+            f"{kind.__name__} is no conjugate model of fedvi's own, which a file could name",
+            "name it in a study: a server makes it from that",
+        )
+    return {"model": kind.__name__, "fields": fields_of(model)}
+
+
 def from_table(table: Mapping[str, Any]) -> Any:
-    """Rebuilds a model from the result of ``to_table``."""
-    module, _, name = table["model"].partition(":")
-    kind = getattr(importlib.import_module(module), name)
-    return kind(**{field: tupled(value) for field, value in table["fields"].items()})
+    """Rebuilds a model from the result of ``to_table``.
+
+    Raises:
+      ModelError: the table names no class of fedvi's own, or a field that the class has not.
+    """
+    name, fields = table.get("model"), table.get("fields")
+    if isinstance(name, str):
+        # Plans of 0.1.0 say the module as well, which must be the one that is listed here.
+        module, _, last = name.rpartition(":")
+        name = last if module in ("", _CLASSES.get(last)) else name
+    if not isinstance(name, str) or name not in _CLASSES or not isinstance(fields, dict):
+        raise errors.ModelError(
+            f"the conjugate model is {name!r:.80}, expected one of {', '.join(_CLASSES)}",
+            "it is no table that this version of fedvi wrote",
+        )
+    # The module follows from the list above, and not from the file.
+    kind = getattr(importlib.import_module(_CLASSES[name]), name)
+    unknown = sorted(fields.keys() - {field.name for field in dataclasses.fields(kind)})
+    if unknown:
+        raise errors.ModelError(
+            f"{name} has no field {unknown[0]!r}", "was it written by another version of fedvi?"
+        )
+    return kind(**{field: tupled(value) for field, value in fields.items()})
 
 
 def _listed(value: Any, name: str) -> Any:

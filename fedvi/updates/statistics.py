@@ -1,7 +1,5 @@
 """Turns noisy sums of expected statistics into a posterior: NumPy alone, for every conjugate model."""
 
-import functools
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +9,7 @@ import numpy as np
 from fedvi.expfam import tree
 from fedvi.typing import Eta
 from fedvi.updates.base import Change, Fold, Standing, Task, check_shapes
-from fedvi.updates.conjugate import Centred, ConjugateModel, StartsFrom, from_table, unpacked
+from fedvi.updates.conjugate import Centred, ConjugateModel, StartsFrom, unpacked
 from fedvi.updates.running_means import squares_with, step_of
 
 __all__ = ["broadcast", "finish_statistics", "stand_statistics"]
@@ -30,7 +28,7 @@ def finish_statistics(
     value: dict[str, np.ndarray],
     task: Task,
     *,
-    model: Mapping[str, Any],
+    model: ConjugateModel,
     weights: Mapping[str, float],
     rate: float,
     averaging: float,
@@ -46,7 +44,7 @@ def finish_statistics(
     Args:
       value: the released numbers of each block, see ``conjugate.packed``, times the block's weight.
       task: the answered task.
-      model: see ``conjugate.to_table``.
+      model: whose sums they are.
       weights: of each block.
       rate: the public share of records in a batch.
       averaging, delay, emphasis: κ, τ0 and γ, see ``step_of``.
@@ -56,17 +54,16 @@ def finish_statistics(
 
     Source: docs/proofs/updates.md §7; T is kept apart from the prior.
     """
-    made = _made(model)
-    check_shapes(value, {block.name: (block.number_count,) for block in made.blocks})
+    check_shapes(value, {block.name: (block.number_count,) for block in model.blocks})
     sums = {
         block.name: unpacked(value[block.name], block) / (weights[block.name] * rate)
-        for block in made.blocks
+        for block in model.blocks
     }
-    posterior = broadcast(made, task)
-    fresh = made.factor(sums, posterior)
+    posterior = broadcast(model, task)
+    fresh = model.factor(sums, posterior)
     step = step_of(task.visit, averaging, delay, emphasis)
-    if task.visit == 0 and step < 1.0 and isinstance(made, StartsFrom):
-        first = made.first(sums, posterior)
+    if task.visit == 0 and step < 1.0 and isinstance(model, StartsFrom):
+        first = model.first(sums, posterior)
         mixed = tree.add_scaled(tree.scale(first, 1.0 - step), fresh, step)
         return Change(tree.subtract(mixed, task.factor))
     moved = tree.subtract(fresh, task.factor)
@@ -78,7 +75,7 @@ def stand_statistics(
     fold: Fold,
     before: Standing | None,
     *,
-    model: Mapping[str, Any],
+    model: ConjugateModel,
     noise: Mapping[str, float],
     averaging: float,
     delay: float,
@@ -94,22 +91,22 @@ def stand_statistics(
       family: of q.
       fold: Σ factors is ``posterior`` − ``known``.
       before: the result of the previous fold.
-      model: see ``conjugate.to_table``.
+      model: whose sums they are.
       noise: block → standard deviation of one number of one answer, in the unit of the sums.
       averaging, delay, emphasis: as in ``finish_statistics``.
     """
     kept = before.weights if before else {}
     # A client that was divided out has left neither a factor nor noise.
     weights = {name: kept.get(name, (0.0, 0.0)) for name in fold.factors}
-    made, places = _made(model), dict(before.centres) if before else {}
-    centred = made if isinstance(made, Centred) and made.centred else None
+    places = dict(before.centres) if before else {}
+    centred = model if isinstance(model, Centred) and model.centred else None
     centres = {name: places[name] for name in fold.factors if name in places}
     for name, eta in fold.asked.items():
         squares, visits = weights[name]
         step = step_of(int(visits), averaging, delay, emphasis)
         weights[name] = (squares_with(step, squares), visits + 1.0)
         if centred is not None:
-            at = made.start if before is None else _handed_out(made, eta)
+            at = model.start if before is None else _handed_out(model, eta)
             place = family.moments(at)[0]
             # A delayed mean starts from zero records, which have no θ, so weights add up to less than 1.
             gone = math.prod(
@@ -123,7 +120,7 @@ def stand_statistics(
         factors = [fold.factors[name] for name in centres]
         found = centred.about(factors, list(centres.values()), left)
     else:
-        found = made.posterior(tree.subtract(fold.posterior, fold.known), left)
+        found = model.posterior(tree.subtract(fold.posterior, fold.known), left)
     q = tree.freeze(family.project(found, fold.prior))
     return Standing(
         handed_out=q,
@@ -139,13 +136,3 @@ def stand_statistics(
 def _handed_out(model: ConjugateModel, posterior: Eta) -> Eta:
     pairs = zip(tree.leaves(posterior), tree.leaves(model.prior), strict=True)
     return model.start if all(np.array_equal(one, other) for one, other in pairs) else posterior
-
-
-def _made(table: Mapping[str, Any]) -> ConjugateModel:
-    return _made_once(json.dumps(table, sort_keys=True))
-
-
-@functools.lru_cache(maxsize=16)
-def _made_once(text: str) -> ConjugateModel:
-    found: ConjugateModel = from_table(json.loads(text))
-    return found

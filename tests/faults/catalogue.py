@@ -32,6 +32,14 @@ def _fault(name: str, file: str, right: str, wrong: str, says: str, *tests: str)
 
 _PRIVACY = (
     _fault(
+        "a-plug-in-that-nobody-allowed",
+        "plugins.py",
+        "        self.check(what, where, name)\n        try:\n",
+        "        try:\n",
+        "Whatever is installed is imported and called as soon as a study names it.",
+        "unit/study/test_factories.py",
+    ),
+    _fault(
         "noise-times-0.7",
         "privacy/mechanisms/_alias.py",
         "noised.append(leaf + part.astype(leaf.dtype))",

@@ -21,6 +21,7 @@ from fedvi.privacy.metrics import Public
 from fedvi.study import build, noising
 from fedvi.study.config import load_study
 from fedvi.updates.base import LocalSolver
+from tests.plug_ins import allowing
 
 STUDY = """
 [study]
@@ -149,8 +150,9 @@ def test_trials_too_few_to_tell_anything_are_no_pass(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_a_mechanism_with_half_its_noise_fails(tmp_path: Path) -> None:
-    study = PRIVATE.replace("[privacy]", f'[privacy]\nmechanism = "{__name__}:halved"')
-    report = findings(tmp_path, study, 1)
+    study = PRIVATE.replace("[privacy]", '[privacy]\nmechanism = "halved"')
+    with allowing(halved=halved):
+        report = findings(tmp_path, study, 1)
     assert not report["passed"]
     found = verdicts(report)
     assert found["noise scale"] == "FAILS"
@@ -161,9 +163,10 @@ def test_a_mechanism_with_half_its_noise_fails(tmp_path: Path) -> None:
 def test_of_a_solver_without_a_mechanism_it_says_what_is_not_checked(tmp_path: Path) -> None:
     study = PRIVATE.replace(
         'kind = "dp_optimisation"\nsteps = 10\ndraws = 2',
-        f'kind = "{__name__}:closed"\nnoise = 8.0',
+        'kind = "closed"\nnoise = 8.0',
     )
-    report = findings(tmp_path, study, 0)
+    with allowing(closed=closed):
+        report = findings(tmp_path, study, 0)
     found = verdicts(report)
     assert found["noise and sensitivity"] == "NOT CHECKED"
     # Nor does the audit know what a solver of the study's own should be charged.

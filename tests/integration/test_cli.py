@@ -1,5 +1,6 @@
 """Claims about the command line, end to end: what it prints, keeps, refuses, and never shows."""
 
+import functools
 import json
 import os
 import re
@@ -17,8 +18,10 @@ from click.testing import CliRunner, Result
 from fedvi.cli.main import main
 from fedvi.privacy import accountants, events, ledger
 from fedvi.study.config import load_study, parse_study
+from tests import commands
 from tests.commands import invoked as fedvi
 from tests.joint_price import joint_epsilon
+from tests.plug_ins import declare
 
 MARK = "simulation: no guarantee"
 
@@ -179,8 +182,8 @@ def refused(tmp_path: Path) -> Callable[..., str]:
         ("rounds = 2", "rounds = 2\ntolerance = -1.0", "schedule.tolerance is -1.0", "sds"),
         ("rounds = 2", "rounds = " + "9" * 5000, "too many digits", "whole numbers"),
         ("delta = 1e-5", "delta = 0.5", "privacy.delta is 0.5", "far below"),
-        ('"dp_optimisation"\nsteps = 2', '"math:hypot"', "solver.", ""),
-        ('"full_gaussian"', '"os:getcwd"', "returned str", "name the function"),
+        ('"dp_optimisation"\nsteps = 2', '"math:hypot"', "solver.kind is 'math:hypot'", "plug-in"),
+        ('"full_gaussian"', '"os:getcwd"', "names code by module and attribute", "--allow-code"),
         ("max_records = 20\n", "", "data.max_records is missing", "largest number of records"),
         ("[privacy]\n" + PROMISE, "", "privacy is missing", 'protection = "none"'),
         ('"south"', '"north"', "the name 'north' stands twice", "own name"),
@@ -201,8 +204,8 @@ def test_a_wrong_study_is_refused_with_the_nearest_name_before_anything_is_writt
     ("kind", "words"),
     [
         ("logistc", "model.kind is 'logistc', which is not in fedvi.models"),
-        ("fedvi_absent.models:hospital", "module 'fedvi_absent.models' cannot be imported"),
-        ("math:hospital", "math has no function 'hospital'"),
+        ("hospital", "no plug-in of that name is installed"),
+        ("fedvi_absent.models:hospital", "names code by module and attribute"),
     ],
 )
 def test_an_unknown_kind_is_refused(refused: Callable[..., str], kind: str, words: str) -> None:
@@ -706,7 +709,9 @@ def test_custom_code_is_marked_beside_every_claim_table_and_ledger(
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "fedvi_test_custom.py").write_text(CUSTOM)
-    path = write(tmp_path, {'"dp_optimisation"': '"fedvi_test_custom:solver"'})
+    declare(tmp_path, solvers={"custom_descent": "fedvi_test_custom:solver"})
+    path = write(tmp_path, {'"dp_optimisation"': '"custom_descent"'})
+    fedvi = functools.partial(commands.invoked, "--allow-code", "custom_descent")
     mark = f"{MARK}; custom code: claim not vetted"
     assert json.loads(fedvi("check", path, "--json").stdout)["mark"] == mark
     assert mark in " ".join(fedvi("check", path).stdout.split())

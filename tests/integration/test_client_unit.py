@@ -110,8 +110,8 @@ def test_sums_over_clients_hide_whole_clients_too() -> None:
             r"^solver\.kind is 'local_averaging' beside privacy\.unit = \"client\"",
         ),
         (
-            {"solver": {"kind": "mine:perturbed_update"}},
-            r"^solver\.kind is 'mine:perturbed_update' beside",
+            {"solver": {"kind": "perturbed_update_of_mine"}},
+            r"^solver\.kind is 'perturbed_update_of_mine' beside",
         ),
         ({"data": {"unit_column": "who"}}, r"^data\.unit_column is 'who' beside"),
         (

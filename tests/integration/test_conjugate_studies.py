@@ -18,6 +18,7 @@ from fedvi.cli.main import main
 from fedvi.expfam import tree
 from fedvi.study import build
 from fedvi.study.config import parse_study
+from tests.plug_ins import declare
 
 MODULE = "fedvi_test_levels"
 MODEL = '''
@@ -88,13 +89,15 @@ class Levels:
 '''
 OPEN = 'protection = "none"'
 PROMISE = 'epsilon = 1.0\ndelta = 1e-5\nunit = "record"\nrelation = "substitute"'
-FEDVI = [sys.executable, "-c", "from fedvi.cli.main import main; main()"]
+ALLOWED = ["--allow-code", "levels"]
+FEDVI = [sys.executable, "-c", "from fedvi.cli.main import main; main()", *ALLOWED]
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
     """A folder with the model, two clients' files, and a study that writes itself."""
     (tmp_path / f"{MODULE}.py").write_text(MODEL, encoding="utf-8")
+    declare(tmp_path, models={"levels": f"{MODULE}:Levels"})
     monkeypatch.syspath_prepend(tmp_path)
     generator = np.random.default_rng(0)
     for name, size in (("north", 700), ("south", 500)):
@@ -111,7 +114,7 @@ def study(here: Path, privacy: str, more: str = "", solver: str = "", name: str 
 [study]
 name = "levels"
 [model]
-kind = "{MODULE}:Levels"
+kind = "levels"
 levels = 3
 [solver]
 kind = "vips"
@@ -138,7 +141,8 @@ data = "south.npz"
 
 
 def run(*arguments: object, code: int = 0) -> str:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    given = ["--allow-code", "levels", *(str(argument) for argument in arguments)]
+    result = CliRunner().invoke(main, given)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -188,7 +192,7 @@ def test_noise_moves_counts_by_what_was_planned(here):
 def test_server_and_clients_over_grpc_get_what_a_simulation_gets(here):
     path = study(here, PROMISE, "[simulation]\ninsecure_seed = 7")
     run("simulate", path, "--out", here / "out")
-    environment = {**os.environ, "PYTHONPATH": str(here)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *sys.path])}
     server = subprocess.Popen(
         [
             *(*FEDVI, "server", str(path), "--state", str(here / "server")),

@@ -21,6 +21,7 @@ from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.study.drafts.drafting import offered
 from tests.commands import invoked as fedvi
 from tests.conftest import ROOT
+from tests.plug_ins import declare
 
 STUDY_FILES = {
     "study.toml",
@@ -237,45 +238,56 @@ def hospital(x, y=None):
 """
 
 
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "own_waiting.py").write_text(OWN)
+    points = {"waiting": "Waiting", "mute": "Mute", "absent": "Wait"}
+    outcomes = {name: f"own_waiting:{item}" for name, item in points.items()}
+    declare(folder, outcomes=outcomes, models={"hospital": "own_waiting:hospital"})
+    monkeypatch.syspath_prepend(str(folder))
+
+
 @pytest.mark.parametrize("protection", ["dp", "none"])
 def test_an_outcome_of_ones_own_is_drafted_as_a_built_in_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protection: str
 ) -> None:
-    (tmp_path / "own_waiting.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    installed(tmp_path, monkeypatch)
     folder = tmp_path / "study"
     stated = [
         item for column in ("wait=number:0..60", *COVARIATES) for item in ("--column", column)
     ]
-    given = [*COMMON, "--kind", "own_waiting:Waiting", "--formula", "wait ~ age + sex", *stated]
+    given = [*COMMON, "--kind", "waiting", "--formula", "wait ~ age + sex", *stated]
     given += ["--protection", protection]
+    assert "nobody allowed here" in refused(folder, *given)
+    given += ["--allow-code", "waiting"]
     assert "model.shape is missing" in refused(folder, *given)
     assert "--setting scale is no setting" in refused(folder, *given, "--setting", "scale=2")
     done = fedvi("init", folder, *given, "--setting", "shape=1.5")
     assert done.exit_code == 0, done.output
     model = tomllib.loads((folder / "study.toml").read_text())["model"]
-    assert model == {"kind": "own_waiting:Waiting", "formula": "wait ~ age + sex", "shape": 1.5}
-    policy = ["--policy", folder / "policy.toml"] if protection == "dp" else []
-    assert "own_waiting:Waiting" in checked(folder, *policy)
+    assert model == {"kind": "waiting", "formula": "wait ~ age + sex", "shape": 1.5}
+    # The drafted policy lists it; without a policy a flag does.
+    policy = (
+        ["--policy", folder / "policy.toml"] if protection == "dp" else ["--allow-code", "waiting"]
+    )
+    assert "waiting" in checked(folder, *policy)
 
 
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         ("logistc", "did you mean `logistic`"),
-        ("own_waiting:Mute", "does not say what it is of, expected a class with `accepts`"),
-        ("own_waiting:hospital", "write study.toml by hand"),
-        ("own_waiting:Wait", "has no function 'Wait'"),
-        ("no_such_module:Waiting", "module 'no_such_module' cannot be imported"),
+        ("mute", "does not say what it is of, expected a class with `accepts`"),
+        ("hospital", "write study.toml by hand"),
+        ("absent", "the plug-in own_waiting:Wait cannot be imported: AttributeError"),
+        ("own_waiting:Waiting", "names code by module and attribute: no file may"),
         ("latent_dirichlet", "expected a built-in one or an outcome of your own"),
     ],
 )
 def test_a_kind_that_nothing_can_be_drafted_for_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, said: str
 ) -> None:
-    (tmp_path / "own_waiting.py").write_text(OWN)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    given = [*COMMON, "--kind", kind, "--formula", "wait ~ age"]
+    installed(tmp_path, monkeypatch)
+    given = [*COMMON, "--kind", kind, "--formula", "wait ~ age", "--allow-code", kind]
     assert said in refused(tmp_path / "study", *given)
     assert not (tmp_path / "study").exists()
 

@@ -18,6 +18,7 @@ from fedvi.cli.main import main
 from fedvi.planning import advice, scenarios
 from fedvi.study.build import assemble
 from fedvi.study.config import load_study
+from tests.plug_ins import declare
 
 pytestmark = pytest.mark.numpyro
 
@@ -26,7 +27,8 @@ COUNT = 400
 
 
 def fedvi(*arguments: object) -> str:
-    result = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    allowed = ["--allow-code", "waiting", "--allow-code", "poisson_mixture"]
+    result = CliRunner().invoke(main, [*allowed, *(str(argument) for argument in arguments)])
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -45,6 +47,11 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         blocks = re.findall(r"```python\n(.*?)```", (ADD / guide).read_text(), re.DOTALL)
         (text,) = (block for block in blocks if block.startswith(f"# {name}.py"))
         (tmp_path / f"{name}.py").write_text(text)
+    declare(
+        tmp_path,
+        outcomes={"waiting": "waiting:Waiting"},
+        models={"poisson_mixture": "poisson_mixture:PoissonMixture"},
+    )
     sys.path.insert(0, str(tmp_path))
     yield tmp_path
     sys.path.remove(str(tmp_path))
@@ -89,8 +96,8 @@ bounds = [-3, 3]
 center = 0
 scale = 1
 """
-WAITING = 'kind = "waiting:Waiting"\nformula = "wait ~ age"'
-MIXTURE = 'kind = "poisson_mixture:PoissonMixture"\nkinds = 2\ntypical_count = 6.0'
+WAITING = 'kind = "waiting"\nformula = "wait ~ age"'
+MIXTURE = 'kind = "poisson_mixture"\nkinds = 2\ntypical_count = 6.0'
 
 
 def study(folder: Path, **parts: Any) -> Path:
@@ -126,7 +133,7 @@ def mixture(
 
 def test_an_outcome_of_ones_own_is_fitted_predicted_evaluated_and_drawn(folder: Path) -> None:
     path, run = waiting(folder), folder / "run"
-    assert "waiting:Waiting" in fedvi("check", path)
+    assert "waiting" in fedvi("check", path)
     shown = fedvi("simulate", path, "--out", run)
     assert "time ratio" in shown
     assert "unconstrained" not in shown
@@ -169,7 +176,10 @@ def test_a_run_of_an_outcome_of_which_no_records_can_be_made_up_gets_no_advice(
     folder: Path,
 ) -> None:
     """`fedvi simulate` ended with an error after its run, when the verdict asked what would have helped."""
-    assembly = assemble(load_study(waiting(folder, PRIVATE, SITE_RELEASE)))
+    from waiting import Waiting
+
+    path = waiting(folder, PRIVATE, SITE_RELEASE)
+    assembly = assemble(load_study(path, {"waiting": Waiting}))
     with pytest.raises(errors.ConfigError, match="no width can be predicted"):
         scenarios.levers(assembly)
     assert advice.help_in_words(assembly, assembly.clients) == ""
@@ -180,7 +190,7 @@ def test_a_conjugate_model_of_ones_own_is_fitted_predicted_evaluated_and_drawn(
     folder: Path,
 ) -> None:
     path, run = mixture(folder), folder / "run"
-    assert "poisson_mixture:PoissonMixture" in fedvi("check", path)
+    assert "poisson_mixture" in fedvi("check", path)
     fedvi("simulate", path, "--out", run)
     fedvi("posterior", run, "--to", folder / "draws.csv", "--draws", 50)
     draws = read(folder / "draws.csv")

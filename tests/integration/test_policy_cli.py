@@ -9,6 +9,7 @@ from click.testing import Result
 from fedvi.privacy import ledger
 from fedvi.store.sqlite import read_ledger
 from tests.commands import invoked as fedvi
+from tests.plug_ins import declare
 
 STUDY = """
 [study]
@@ -103,10 +104,13 @@ def test_code_that_is_not_allowed_is_refused_before_it_runs(
 ) -> None:
     (tmp_path / "stray_models.py").write_text("raise SystemExit('it ran')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    path = write(tmp_path, model="stray_models:hospital")
+    declare(tmp_path, models={"stray": "stray_models:hospital"})
+    path = write(tmp_path, model="stray")
     for done in (simulate(path), fedvi("check", path, "--policy", tmp_path / "policy.toml")):
         assert done.exit_code == 5
-        assert "model 'stray_models:hospital' is custom code" in done.output
+        assert "model.kind is 'stray', the installed plug-in stray_models:hospital" in done.output
+        assert f"not in [[allow.custom]] of {tmp_path / 'policy.toml'}" in done.output
+        assert "study.toml, line " in done.output
     assert "stray_models" not in sys.modules
 
 

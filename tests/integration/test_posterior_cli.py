@@ -4,7 +4,7 @@ import csv
 import json
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests import forward_models
 from tests.commands import succeeded as fedvi
 from tests.integration.test_report import run_server
 from tests.joint_price import joint_epsilon
+from tests.plug_ins import allowing
 from tests.sites import assembled, study_file
 from tests.studies import raw_study
 
@@ -45,10 +46,17 @@ def ended(raw: dict[str, Any], folder: Path, seed: int = 0) -> tuple[Path, Any]:
     return folder, assembly
 
 
+@pytest.fixture(autouse=True)
+def of_ones_own() -> Iterator[None]:
+    """Commands that are called here may name the model, as in a notebook that passes it."""
+    with allowing(line=forward_models.line):
+        yield
+
+
 def own(family: str, folder: Path) -> tuple[Path, Any]:
     """A study of a NumPyro model of two sites, the later of them first in the alphabet."""
     raw = raw_study(["c0"], 2, family=family, solver={"kind": "gradient"})
-    raw["model"]["kind"] = "tests.forward_models:line"
+    raw["model"]["kind"] = "line"
     del raw["prior"]
     return ended(raw, folder)
 

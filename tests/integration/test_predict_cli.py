@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,22 @@ import scipy.stats
 
 from fedvi.models.lda import document_topics
 from fedvi.results import evaluation, finished, new_records
+from tests import forward_models
 from tests.commands import succeeded as fedvi
 from tests.integration.test_posterior_cli import ended, mixture, own
+from tests.plug_ins import allowing, declare
 from tests.studies import raw_study
 
 HEAD = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,who"
 ANN = "63,1,1,145,233,1,2,150,0,2.3,ann"
 EVE = "?,0,4,120,0,0,0,120,1,1,eve"
+
+
+@pytest.fixture(autouse=True)
+def of_ones_own() -> Iterator[None]:
+    """Commands that are called here may name the model of `own`."""
+    with allowing(line=forward_models.line):
+        yield
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -151,17 +161,20 @@ def test_what_evaluate_reads_is_predicted(
 
 @pytest.mark.nightly
 @pytest.mark.numpyro
-def test_a_numpyro_law_without_a_mean_leaves_no_file(tmp_path: Path) -> None:
+def test_a_numpyro_law_without_a_mean_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     raw = raw_study(["c0"], 1, solver={"kind": "gradient"})
-    raw["model"]["kind"] = "tests.forward_models:heavy"
+    raw["model"]["kind"] = "heavy"
     del raw["prior"]
-    folder, _ = ended(raw, tmp_path / "run")
+    declare(tmp_path, models={"heavy": "tests.forward_models:heavy"})
+    monkeypatch.syspath_prepend(tmp_path)
+    with allowing(heavy=forward_models.heavy):
+        folder, _ = ended(raw, tmp_path / "run")
     (tmp_path / "new.csv").write_text("x0\n1\n2\n")
-    found = fedvi("predict", folder, tmp_path / "new.csv", "--out", tmp_path / "p.csv", code=2)
-    assert (
-        "record 1 of new.csv: model `tests.forward_models:heavy`: the law of `y` has no"
-        in found.output
-    )
+    new = (tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    found = fedvi("predict", folder, *new, "--allow-code", "heavy", code=2)
+    assert "record 1 of new.csv: model `heavy`: the law of `y` has no" in found.output
     assert not (tmp_path / "p.csv").exists()
     text = " ".join(fedvi("predict", "--help").output.split())
     assert "The law needs a finite mean and variance" in text

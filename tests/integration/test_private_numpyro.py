@@ -1,6 +1,7 @@
 """Claims about private site release of a NumPyro model that is no GLM, or has no normal prior."""
 
 import functools
+import importlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,7 +63,7 @@ def fitted(
     number = {"type": "number", "bounds": [-10, 10], "center": 0, "scale": 1}
     study = {
         "study": {"name": "stages", "seed": 3},
-        "model": {"kind": f"{MODULE}:{model}"},
+        "model": {"kind": model},
         "solver": {"kind": "site_release", **solver},
         "schedule": {"kind": "synchronous", "rounds": rounds},
         "privacy": {
@@ -79,7 +80,9 @@ def fitted(
         },
         "clients": [{"name": name, "data": f"{name}.csv"} for name in COUNTS],
     }  # fmt: skip
-    result = simulate.simulate(parse_study(study), folder)
+    result = simulate.simulate(
+        parse_study(study), folder, parts={model: getattr(importlib.import_module(MODULE), model)}
+    )
     return result.assembly.family.moments(result.posterior)
 
 

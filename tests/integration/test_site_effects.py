@@ -253,7 +253,7 @@ def test_a_study_with_an_exact_solver_and_a_learnt_scale_is_refused() -> None:
 
 def test_a_model_of_one_s_own_states_its_effects_itself() -> None:
     raw = study(EFFECTS)
-    raw["model"]["kind"] = "fedvi.models.bnn:regression"
+    raw["model"]["kind"] = "bnn_regression"
     del raw["prior"]
     with pytest.raises(errors.ConfigError, match=r"model\.site_effect: unknown key"):
         build.assemble(parse_study(raw))

@@ -5,6 +5,7 @@ import gzip
 import io
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 import scipy.special
 
 from fedvi.report.combine import combine
+from tests import forward_models
 from tests.commands import succeeded as fedvi
 from tests.integration.test_posterior_cli import ended, mixture
+from tests.plug_ins import allowing
 
 pytestmark = pytest.mark.numpyro
 
@@ -58,7 +61,7 @@ CLUSTERS = """
 name = "clusters"
 seed = 1
 [model]
-kind = "tests.forward_models:clusters"
+kind = "my_lab.clusters"
 [family]
 kind = "diagonal_gaussian"
 [solver]
@@ -89,7 +92,9 @@ data = "north.csv"
 
 
 @pytest.fixture(scope="module")
-def clustered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, np.ndarray]]:
+def clustered(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Path, dict[str, np.ndarray]]]:
     """A run on 3,000 records of two kinds of people: young smokers of ward a, and old ones of c."""
     folder = tmp_path_factory.mktemp("clusters")
     generator = np.random.default_rng(0)
@@ -101,8 +106,9 @@ def clustered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
     }
     write(folder / "north.csv", {**truth, "smokes": np.where(truth["smokes"], "yes", "no")})
     (folder / "study.toml").write_text(CLUSTERS)
-    fedvi("simulate", folder / "study.toml", "--quiet", "--out", folder / "run")
-    return folder, truth
+    with allowing(**{"my_lab.clusters": forward_models.clusters}):
+        fedvi("simulate", folder / "study.toml", "--quiet", "--out", folder / "run")
+        yield folder, truth
 
 
 @pytest.mark.nightly

@@ -273,61 +273,81 @@ TABLE = [
     Wrong(
         "unknown mechanism",
         changes={"epsilon = 1.0": 'epsilon = 1.0\nmechanism = "laplace"'},
-        said="privacy.mechanism is 'laplace', which is not in fedvi.privacy.mechanisms",
+        said=(
+            "privacy.mechanism is 'laplace', which is not in fedvi.privacy.mechanisms, and no plug-in of "
+            "that name is installed"
+        ),
         hint=(
             "known: `discrete_gaussian`, `gaussian`, `rounded_gaussian`; "
-            '"my_package.my_module:my_function" reaches outside'
+            "code of your own is a plug-in: docs/add/plug-in.md"
         ),
     ),
     Wrong(
         "unknown model",
         changes={'kind = "logistic"': 'kind = "logit"'},
-        said="model.kind is 'logit', which is not in fedvi.models",
+        said=(
+            "model.kind is 'logit', which is not in fedvi.models, and no plug-in of "
+            "that name is installed"
+        ),
         hint=(
-            "did you mean `logistic`? known: `binomial`, `discrete_network`, `factor_analysis`, "
+            "did you mean `logistic`? known: `binomial`, `bnn_classification`, "
+            "`bnn_regression`, `discrete_network`, `factor_analysis`, "
             "`gaussian_mixture`, `hidden_markov`, `latent_dirichlet`, `linear`, "
             "`linear_unknown_noise`, `logistic`, `multinomial`, `multivariate_linear`, "
-            "`negative_binomial`, `numpyro_model`, `poisson`, `sigmoid_belief_network`, "
-            '`survival`; "my_package.my_module:my_function" reaches outside'
+            "`negative_binomial`, `numpyro_model`, `overdispersed_counts`, `poisson`, "
+            "`sigmoid_belief_network`, "
+            "`survival`; code of your own is a plug-in: docs/add/plug-in.md"
         ),
     ),
     Wrong(
         "unknown solver",
         changes={'kind = "site_release"': 'kind = "site_relase"'},
-        said="solver.kind is 'site_relase', which is not in fedvi.inference.solvers",
+        said=(
+            "solver.kind is 'site_relase', which is not in fedvi.inference.solvers, and no plug-in of "
+            "that name is installed"
+        ),
         hint=(
             "did you mean `site_release`? known: `dp_optimisation`, `exact`, `glm`, `gradient`, "
             "`local_averaging`, `perturbed_update`, `site_release`, `vips`, `virtual_clients`; "
-            '"my_package.my_module:my_function" reaches outside'
+            "code of your own is a plug-in: docs/add/plug-in.md"
         ),
     ),
     Wrong(
         "unknown schedule",
         changes={'kind = "synchronous"': 'kind = "parallel"'},
-        said="schedule.kind is 'parallel', which is not in fedvi.federation.schedules",
+        said=(
+            "schedule.kind is 'parallel', which is not in fedvi.federation.schedules, and no plug-in of "
+            "that name is installed"
+        ),
         hint=(
             "known: `asynchronous`, `buffered_asynchronous`, `scripted`, `sequential`, "
-            '`synchronous`; "my_package.my_module:my_function" reaches outside'
+            "`synchronous`; code of your own is a plug-in: docs/add/plug-in.md"
         ),
     ),
     Wrong(
         "unknown family",
         changes={"[prior]": '[family]\nkind = "gaussian"\n[prior]'},
-        said="family.kind is 'gaussian', which is not in fedvi.expfam",
+        said=(
+            "family.kind is 'gaussian', which is not in fedvi.expfam, and no plug-in of "
+            "that name is installed"
+        ),
         hint=(
             "did you mean `full_gaussian`? known: `diagonal_gaussian`, `dirichlet`, `dirichlets`, "
             "`full_gaussian`, `gamma`, `low_rank_gaussian`, `normal_gamma_rows`, `normal_wishart`, "
             "`product`; "
-            '"my_package.my_module:my_function" reaches outside'
+            "code of your own is a plug-in: docs/add/plug-in.md"
         ),
     ),
     Wrong(
         "unknown sampler",
         changes={"clip_norm = 2.0": 'clip_norm = 2.0\nsampler = "poison"'},
-        said="solver.sampler.kind is 'poison', which is not in fedvi.privacy.sampling",
+        said=(
+            "solver.sampler.kind is 'poison', which is not in fedvi.privacy.sampling, and no plug-in of "
+            "that name is installed"
+        ),
         hint=(
             "did you mean `poisson`? known: `feistel`, `full`, `poisson`; "
-            '"my_package.my_module:my_function" reaches outside'
+            "code of your own is a plug-in: docs/add/plug-in.md"
         ),
     ),
     Wrong(
@@ -343,16 +363,20 @@ TABLE = [
         hint='to take every record in every step write `sampler = "full"`',
     ),
     Wrong(
-        "module that is not there",
+        "model by its address",
         changes={
             'kind = "logistic"': 'kind = "my_lab.models:hospital"',
             "[prior]\nscale = 2.5\n": "",
         },
         said=(
-            "model.kind is 'my_lab.models:hospital', but module 'my_lab.models' cannot be "
-            "imported: ModuleNotFoundError: No module named 'my_lab'"
+            "model.kind is 'my_lab.models:hospital', which names code by module and attribute: no file "
+            "may, and nothing was run ({d}/study.toml, line 5)"
         ),
-        hint="install it, or put the folder that it is in on PYTHONPATH",
+        hint=(
+            "write a built-in name; or make the code a plug-in (docs/add/plug-in.md), name it here, "
+            'such as "hospital", and allow it: `--allow-code hospital`, or `[[allow.custom]]` in a '
+            'policy; from Python pass the object: parts={"hospital": …}'
+        ),
     ),
     Wrong(
         "solver without protection",

@@ -26,7 +26,7 @@ from fedvi.privacy.bounded import float_limit, float_sum, float_sum_of
 from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
 from fedvi.updates.base import LocalSolver, Shard, Task, compiled_once
-from fedvi.updates.conjugate import Centred, ConjugateModel, Ragged, packed, to_table
+from fedvi.updates.conjugate import Centred, ConjugateModel, Ragged, packed
 from fedvi.updates.statistics import broadcast, finish_statistics, stand_statistics
 
 __all__ = ["conjugate_form", "vips"]
@@ -148,7 +148,6 @@ def vips(
             "compute square_norms in closed form, in the float64 that it is given",
         )
     weights = _weights(model, shares, typical)
-    table = to_table(model)
     summed = _compiled(model, sampler, mechanism, clip_norm, tuple(weights.items()), rows_together)
     unit = clip_norm if math.isfinite(clip_norm) else 1.0
     one = mechanism.noise_multiplier * unit / sampler.rate
@@ -174,7 +173,7 @@ def vips(
         init=lambda eta: (),
         update=update,
         finish=functools.partial(
-            finish_statistics, model=table, weights=weights, rate=float(sampler.rate), **settings
+            finish_statistics, model=model, weights=weights, rate=float(sampler.rate), **settings
         ),
         cost=sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm))),
         number_count=sum(block.number_count for block in model.blocks),
@@ -182,7 +181,7 @@ def vips(
         mark=mechanism.mark,
         stand=functools.partial(
             stand_statistics,
-            model=table,
+            model=model,
             noise={name: float(one / weight) for name, weight in weights.items()},
             **settings,
         ),

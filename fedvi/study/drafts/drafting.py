@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fedvi import errors, models
+from fedvi import errors, models, plugins
 from fedvi.data.cells import TRUTHS
 from fedvi.data.schema import LONGEST_WORD, as_number, is_printable
 from fedvi.data.written import NAME, toml
@@ -18,6 +18,7 @@ from fedvi.data.written import key as written_key
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 from fedvi.report.contents import Z95
 from fedvi.study import factories
+from fedvi.study.kinds import BUILT_IN
 from fedvi.study.sections import ROWS_PER_UNIT
 from fedvi.study.spec import regressions
 from fedvi.updates.abilities import SOLVERS, Ability
@@ -28,6 +29,7 @@ __all__ = [
     "Draft",
     "default_delta",
     "draft",
+    "is_own",
     "model_of",
     "offered",
     "prior_in_words",
@@ -64,7 +66,7 @@ class Answers:
 
     Attributes:
       name: of the study.
-      kind: of the model, one of ``ACCEPTED`` or the user's own outcome, "module:Class".
+      kind: of the model, one of ``ACCEPTED`` or a plug-in: an outcome of the user's own.
       formula: such as "disease ~ age + sex".
       clients: names of the sites.
       columns: name in the formula → table of ``[data.schema.NAME]``; keys missing in a table must still
@@ -169,16 +171,19 @@ class Answers:
 
 
 def model_of(kind: str) -> Accepted:
-    """Returns the responses that a model accepts: a built-in one, or the user's own, "module:Class".
+    """Returns the responses that a model accepts: a built-in one, or that of a plug-in.
 
     Raises:
       ConfigError: there is no such model, or it does not define its responses.
     """
-    found = regressions.accepted(kind)
+    if plugins.is_address(kind):
+        plugins.refuse_address("--kind", kind)
+    parts = _allowed()
+    found = regressions.accepted(kind, parts)
     if found is not None:
         return found
-    if ":" in kind:
-        factories.find("model", kind, models)  # raises if the module is wrong
+    if is_own(kind) and parts.knows("model", kind):
+        factories.find("model", kind, models, parts=parts)  # raises if it is not allowed
         raise errors.ConfigError(
             f"{kind!r} does not say what it is of, expected a class with `accepts`",
             "an outcome of your own says so, see docs/add/model.md; of a NumPyro model, or of whole "
@@ -186,8 +191,17 @@ def model_of(kind: str) -> Accepted:
         )
     raise errors.ConfigError(
         f"{kind!r} is no kind of model, expected a built-in one or an outcome of your own",
-        errors.did_you_mean(kind, ACCEPTED) + '; write "module:Class" for one of your own',
+        errors.did_you_mean(kind, ACCEPTED) + "; one of your own is a plug-in: docs/add/plug-in.md",
     )
+
+
+def is_own(kind: str) -> bool:
+    """Whether a kind of model is no built-in one."""
+    return kind not in BUILT_IN["model"]
+
+
+def _allowed() -> plugins.OutsideCode:
+    return plugins.allowed() or plugins.NOTHING
 
 
 def offered(private: bool) -> tuple[str, ...]:
@@ -273,8 +287,9 @@ def draft(answers: Answers) -> Draft:
 def _settings(answers: Answers) -> list[str]:
     known, given = answers.of.settings, answers.settings
     own: tuple[str, ...] = ()
-    if ":" in answers.kind:
-        own = factories.parameters(factories.find("model", answers.kind, models))
+    if is_own(answers.kind):
+        found = factories.find("model", answers.kind, models, parts=_allowed())
+        own = factories.parameters(found)
     for key in given:
         if key not in (*known, *own):
             raise errors.ConfigError(

@@ -38,7 +38,7 @@ def study_schema() -> _Schema:
     sections = schema["properties"]
     sections["model"] = _kinds(
         "What is inferred; a function of your own takes its own keys.",
-        {kind: _model(kind) for kind in models.NAMED},
+        {kind: _model(kind) for kind in (*models.NAMED, *models.FUNCTIONS)},
     )
     sections["family"] = _kinds(
         "The family of q; full_gaussian if left out.",
@@ -148,7 +148,7 @@ def _privacy(section: _Schema) -> _Schema:
 
 
 def _kinds(description: str, kinds: Mapping[str, _Schema]) -> _Schema:
-    """Describes a section by its kinds; a "module:function" takes any key.
+    """Describes a section by its kinds; that of a plug-in takes any key.
 
     All keys are also listed together, without types, for completion in editors.
     """
@@ -158,7 +158,7 @@ def _kinds(description: str, kinds: Mapping[str, _Schema]) -> _Schema:
             words = {"description": found["description"]} if "description" in found else {}
             every.setdefault(key, words)
     kind = _named(kinds) | {
-        "description": "One of the built-in ones, or my_package.my_module:name."
+        "description": "One of the built-in ones, or the name of an installed plug-in, such as my_lab.mine."
     }
     return {
         "type": "object",
@@ -175,12 +175,25 @@ def _kinds(description: str, kinds: Mapping[str, _Schema]) -> _Schema:
     }
 
 
+# The name of a plug-in. With a dot, so that an editor tells it from a misspelt built-in name; a study that
+# is read needs none.
+_PLUG_IN = r"^[^:\s]+\.[^:\s]+$"
+
+
 def _named(kinds: Collection[str]) -> _Schema:
-    return {"anyOf": [{"enum": sorted(kinds)}, {"type": "string", "pattern": "^[^:]+:[^:]+$"}]}
+    return {"anyOf": [{"enum": sorted(kinds)}, {"type": "string", "pattern": _PLUG_IN}]}
 
 
 def _model(kind: str) -> _Schema:
     factory = getattr(models, kind)
+    if kind in models.FUNCTIONS:
+        # Its first arguments are the records of a formula.
+        table = _table(factory, ("x", "y"))
+        table["properties"]["formula"] = {
+            "type": "string",
+            "description": 'Such as "y ~ age + sex".',
+        }
+        return table
     if kind not in ACCEPTED:
         return _table(factory)
     table = _table(factory, _OF_THE_FORMULA)

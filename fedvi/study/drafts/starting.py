@@ -4,7 +4,7 @@
 """
 
 from fedvi.data.written import toml
-from fedvi.study.drafts.drafting import Answers
+from fedvi.study.drafts.drafting import Answers, is_own
 
 __all__ = ["coordinator_text", "policy_text", "site_text", "steps_text"]
 
@@ -12,9 +12,9 @@ __all__ = ["coordinator_text", "policy_text", "site_text", "steps_text"]
 def policy_text(answers: Answers) -> str:
     """Writes a policy that admits the drafted study, and nothing that costs more."""
     relations = f'["{answers.relation}"]'
-    life, is_own = answers.epsilon * 4, ":" in answers.kind
-    built_in = [] if is_own else [answers.kind]
-    own = _CUSTOM.format(toml(answers.kind)) if is_own else ""
+    life, own_kind = answers.epsilon * 4, is_own(answers.kind)
+    built_in = [] if own_kind else [answers.kind]
+    own = _CUSTOM.format(toml(answers.kind)) if own_kind else ""
     rounds = answers.why("schedule.rounds", "answers, at most")
     units = answers.why("privacy.unit")
     units = f"                # {units}" if units else ""

@@ -83,7 +83,7 @@ def of_moments(
       names, units, study: see ``coefficients``.
       beside: mean and sd of another fit, to show beside it.
     """
-    ratio = regressions.ratio(study.model.kind)
+    ratio = regressions.ratio(study)
     read = readings(study, names[:MOST])
     rows = []
     for index, (name, unit) in enumerate(zip(names[:MOST], units[:MOST], strict=True)):
@@ -142,7 +142,7 @@ def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
     Raises:
       ConfigError: the formula or the schema is invalid.
     """
-    if not regressions.ratio(study.model.kind) or study.formula is None:
+    if not regressions.ratio(study) or study.formula is None:
         return (Reading(),) * len(names)
     schema, design = design_of(study)
     known = dict(zip(design.names, _of_design(design, schema), strict=True))

@@ -2,6 +2,7 @@
 
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from fedvi import errors, models
@@ -18,7 +19,7 @@ __all__ = ["model_of"]
 def model_of(study: Study) -> Any:
     """Returns a study's conjugate model; None for other models.
 
-    An external class is considered only if the solver is ``vips``, which supports no other models.
+    A class from outside fedvi is considered only if the solver is ``vips``, which supports no other models.
 
     Raises:
       ConfigError: the study sets something that the model decides, names another solver, or gives an
@@ -26,7 +27,7 @@ def model_of(study: Study) -> Any:
     """
     kind, solver = study.model.kind, study.solver.kind
     takes = ability(solver).of_statistics
-    outside = takes and regressions.is_function(kind)
+    outside = takes and regressions.is_function(study)
     if kind not in models.CONJUGATE and not outside:
         return None
     if not takes:
@@ -45,15 +46,16 @@ def model_of(study: Study) -> Any:
             raise errors.ConfigError(
                 f"{section} is given beside model.kind {kind!r}, {why}", "leave it out"
             )
+    factory = factories.find("model", kind, models, parts=study.parts)
     arguments = json.dumps(study.model.arguments, sort_keys=True)
-    return _made(kind, arguments)
+    return _made(kind, factory, outside, arguments)
 
 
 @functools.lru_cache(maxsize=8)
-def _made(kind: str, arguments: str) -> Any:
-    factory = factories.find("model", kind, models)
+def _made(kind: str, factory: Callable[..., Any], outside: bool, arguments: str) -> Any:
     given = {name: tupled(value) for name, value in json.loads(arguments).items()}
-    made = factories.call("model", KindSection(kind=kind, **given), factory, {}, ConjugateModel)
+    section = KindSection(kind=kind, **given)
+    made = factories.call("model", section, factory, {}, ConjugateModel, outside=outside)
     if not isinstance(made, FromFile):
         raise errors.ConfigError(
             f"model.kind is {kind!r}, a {type(made).__name__} without `layout` and `sound`",

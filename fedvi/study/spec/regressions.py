@@ -3,13 +3,13 @@
 Needs no JAX, so that a server can name a ratio too.
 """
 
-import importlib
-
-from fedvi import errors
+from fedvi import errors, plugins
 from fedvi.data.formula import Design
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
+from fedvi.study import kinds
+from fedvi.study.config import Study
 
-__all__ = ["accepted", "check_response", "is_function", "ratio"]
+__all__ = ["accepted", "check_response", "is_function", "of", "ratio"]
 
 _WORDS = {
     "binary": "binary",
@@ -21,49 +21,53 @@ _WORDS = {
 }
 
 
-def accepted(kind: str) -> Accepted | None:
-    """Returns the responses of a regression: a built-in one, or a study's own outcome, "module:Class".
+def accepted(kind: str, parts: plugins.OutsideCode) -> Accepted | None:
+    """Returns the responses of a regression: a built-in one, or an outcome from outside fedvi.
 
-    None for another model, such as a NumPyro function. A server does not import its module: by convention
-    a function's name is in lower case.
+    None for another model, such as a NumPyro function; a plug-in that is one is not imported for this.
+
+    Args:
+      kind: of the model.
+      parts: of the study.
     """
-    module, colon, name = kind.partition(":")
-    if not colon or not name[:1].isupper():
+    if kind in kinds.BUILT_IN["model"]:
         return ACCEPTED.get(kind)
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception:  # the user's module may raise anything; the model's builder reports it
-        return None
+    found = parts.outcome(kind)
     said = getattr(found, "accepts", None)
     return said if isinstance(found, type) and isinstance(said, Accepted) else None
 
 
-def is_function(kind: str) -> bool:
+def of(study: Study) -> Accepted | None:
+    """Returns ``accepted`` of a study's model."""
+    return accepted(study.model.kind, study.parts)
+
+
+def is_function(study: Study) -> bool:
     """Whether a study names a NumPyro function, whose θ is on an unconstrained scale."""
-    return ":" in kind and accepted(kind) is None
+    kind = study.model.kind
+    if not study.is_outside("model"):
+        return kind in kinds.FUNCTIONS
+    return study.parts.knows("model", kind) and of(study) is None
 
 
-def ratio(kind: str) -> str:
-    """Returns the kind of ratio that exp(coefficient) is: "odds", "rate", "hazard", or "" for none.
-
-    >>> ratio("survival"), ratio("linear"), ratio("my_study.models:hospital")
-    ('hazard', '', '')
-    """
-    found = accepted(kind)
+def ratio(study: Study) -> str:
+    """Returns the kind of ratio that exp(coefficient) is: "odds", "rate", "hazard", or "" for none."""
+    found = of(study)
     return found.ratio if found else ""
 
 
-def check_response(kind: str, design: Design) -> None:
+def check_response(kind: str, design: Design, parts: plugins.OutsideCode) -> None:
     """Refuses a formula whose response does not fit the regression.
 
     Args:
       kind: of the model. A NumPyro function takes any response, except an offset beside counts.
       design: of the formula.
+      parts: of the study.
 
     Raises:
       ConfigError: it does not fit; names the kinds that it would fit.
     """
-    response, wanted = design.response, accepted(kind)
+    response, wanted = design.response, accepted(kind, parts)
     of_trials = wanted is not None and wanted.trials
     if response.type == "counts" and design.offset is not None and not of_trials:
         raise errors.ConfigError(

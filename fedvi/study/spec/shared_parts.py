@@ -33,8 +33,15 @@ def family(study: Study, size: int) -> Any:
     conjugate = conjugates.model_of(study)
     if conjugate is not None:
         return conjugate.family
-    factory = factories.find("family", study.family.kind, expfam)
-    return factories.call("family", study.family, factory, {"size": size}, ExponentialFamily)
+    factory = factories.find("family", study.family.kind, expfam, parts=study.parts)
+    return factories.call(
+        "family",
+        study.family,
+        factory,
+        {"size": size},
+        ExponentialFamily,
+        outside=study.is_outside("family"),
+    )
 
 
 def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
@@ -54,9 +61,11 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
         arguments["stages"] = _stages(arguments.get("stages", []), clients, study.sums)
         factory = scripted
     else:
-        factory = factories.find("schedule", study.schedule.kind, schedules, besides=("scripted",))
+        kind, others = study.schedule.kind, ("scripted",)
+        factory = factories.find("schedule", kind, schedules, besides=others, parts=study.parts)
     section = KindSection(kind=study.schedule.kind, **arguments)
-    made = factories.call("schedule", section, factory, {}, Schedule)
+    outside = study.is_outside("schedule")
+    made = factories.call("schedule", section, factory, {}, Schedule, outside=outside)
     _check_buffer("schedule", arguments, len(clients))
     if not isinstance(made.rounds, int) or made.rounds < 1:
         raise errors.ConfigError(
@@ -68,7 +77,7 @@ def schedule(study: Study) -> tuple[Schedule, damping.StepRule, Patience]:
 
 def is_scripted(study: Study) -> bool:
     """Whether a study's rounds come from several stages, or from a function of its own."""
-    return study.schedule.kind == "scripted" or ":" in study.schedule.kind
+    return study.schedule.kind == "scripted" or study.is_outside("schedule")
 
 
 def _stages(given: Any, clients: Collection[str], sums: Sums | None) -> tuple[Stage, ...]:
@@ -94,11 +103,10 @@ def _stage(
             "name one of " + ", ".join(schedules.__all__),
         )
     # A site's policy learns of a study's own schedule code from `schedule.kind` only.
-    if ":" in kind:
+    if kind not in schedules.__all__:
         raise errors.ConfigError(
-            f"{where}.kind is {kind!r}, a function of your own, expected one of "
-            + ", ".join(schedules.__all__),
-            "write the whole script as a function: see fedvi.federation.script.from_generator",
+            f"{where}.kind is {kind!r}, expected one of " + ", ".join(schedules.__all__),
+            "a schedule of your own is a whole script: see fedvi.federation.script.from_generator",
         )
     factory = factories.find(where, kind, schedules)
     _check_over(where, over, clients)

@@ -13,6 +13,7 @@ from fedvi.privacy.events import NOTHING, Gaussian, PoissonSampled, Unprotected,
 from fedvi.privacy.sums import Sums
 from fedvi.store.memory import MemoryClientStore
 from fedvi.updates.base import Task
+from tests.plug_ins import declare
 
 ROUND = Gaussian(30.0)
 REQUEST = Request(
@@ -58,8 +59,8 @@ def test_a_study_within_every_line_is_allowed():
         ({"allow": {"mechanisms": []}}, {}, "mechanism 'gaussian'"),
         ({"allow": {"accountants": ["rdp"]}}, {}, "accountant 'pld'"),
         ({}, {"accountant": "fourier"}, "accountant 'fourier' is not allowed"),
-        ({}, {"accountant": "mine:pld"}, "accountant 'mine:pld' is not allowed"),
-        ({}, {"model": "mine:model"}, "custom code that is not in"),
+        ({}, {"accountant": "mine"}, "accountant 'mine' is not allowed"),
+        ({}, {"model": "mine"}, "custom code that is not in"),
         ({}, {"planned": Unprotected("a factor")}, "without protection"),
         ({}, {"planned": PoissonSampled(0.1, PoissonSampled(0.1, ROUND))}, "no price here"),
         ({}, {"planned": Gaussian(0.0)}, "epsilon inf"),
@@ -104,6 +105,8 @@ def module(tmp_path, monkeypatch):
     """A module that must not be run by looking at it."""
     path = tmp_path / "site_models.py"
     path.write_text("raise SystemExit('was run')\n")
+    points = {"hospital": "site_models:hospital"}
+    declare(tmp_path, models=points, solvers=points)
     monkeypatch.syspath_prepend(str(tmp_path))
     return path
 
@@ -114,18 +117,20 @@ def custom(**entry):
 
 def test_custom_code_is_allowed_by_exact_name_and_digest(module):
     digest = hashlib.sha256(module.read_bytes()).hexdigest()
-    asked = REQUEST._replace(model="site_models:hospital", solver="site_models:hospital")
-    custom(name="site_models:hospital").check(asked)
-    custom(name="site_models:hospital", sha256=digest).check(asked)
+    asked = REQUEST._replace(model="hospital", solver="hospital")
+    custom(name="hospital").check(asked)
+    custom(name="hospital", sha256=digest).check(asked)
     with pytest.raises(errors.PolicyRefused, match="custom code"):
-        custom(name="site_models:other").check(asked)
+        custom(name="other").check(asked)
     module.write_text("pass\n")
     with pytest.raises(errors.PolicyRefused, match=f"expected {digest}"):
-        custom(name="site_models:hospital", sha256=digest).check(asked)
+        custom(name="hospital", sha256=digest).check(asked)
 
 
-def test_a_digest_of_what_is_not_there_or_no_file_is_refused():
-    for name in ("no_such_module_here:f", "sys:f"):
+def test_a_digest_of_what_is_not_there_or_no_file_is_refused(tmp_path, monkeypatch):
+    declare(tmp_path, models={"absent": "no_such_module_here:f", "inside": "sys:f"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("absent", "inside", "not_installed"):
         asked = REQUEST._replace(model=name)
         with pytest.raises(errors.PolicyRefused, match="no file was found"):
             custom(name=name, sha256="0" * 64).check(asked)
@@ -146,7 +151,7 @@ def test_a_digest_of_what_is_not_there_or_no_file_is_refused():
         ({"run": {**RUN, "accountant": "fourier"}}, "policy.run.accountant holds 'fourier'"),
         ({"run": RUN, "allow": {"accountants": ["moments"]}}, "holds 'moments'"),
         ({"run": RUN, "allow": {"models": ["logistics"]}}, "holds 'logistics'"),
-        ({"run": RUN, "allow": {"custom": [{"name": "x"}]}}, "policy.allow.custom.0.name"),
+        ({"run": RUN, "allow": {"custom": [{"name": "x:y"}]}}, "policy.allow.custom.0.name"),
         ({"run": RUN, "life": {"epsilon": 1.0, "delta": 1e-5}}, "policy.life.relation is missing"),
     ],
 )
@@ -162,7 +167,7 @@ def test_all_that_is_wrong_with_a_policy_is_named_at_once_with_its_lines(tmp_pat
     path.write_text(
         "[run]\nepsilom = 1.0\ndelta = 0.7\n"
         '[allow]\nunits = "record"\nmodels = ["linear", "logistics", "lineal"]\n'
-        '[[allow.custom]]\nname = "x"\n'
+        '[[allow.custom]]\nname = "x:y"\n'
     )
     with pytest.raises(errors.ConfigError) as caught:
         load_policy(path)
@@ -172,7 +177,7 @@ def test_all_that_is_wrong_with_a_policy_is_named_at_once_with_its_lines(tmp_pat
         "policy.allow.units is 'record', expected a list (line 5)",
         "policy.allow.models holds 'logistics', which is no built-in (line 6)",
         "policy.allow.models holds 'lineal', which is no built-in (line 6)",
-        "policy.allow.custom.0.name is 'x', expected module:function (line 8)",
+        "policy.allow.custom.0.name is 'x:y', expected the name of an installed plug-in (line 8)",
     }
     assert all(one.hint for one in caught.value.each)
 
@@ -266,10 +271,10 @@ def test_noise_that_guarantees_nothing_is_refused_unless_it_is_allowed():
 
 @pytest.mark.parametrize("what", ["family", "schedule"])
 def test_a_family_and_a_schedule_of_the_study_s_own_are_custom_code_too(what):
-    own = REQUEST._replace(**{what: "elsewhere:mine"})
-    with pytest.raises(errors.PolicyRefused, match=f"{what} 'elsewhere:mine' is custom code"):
+    own = REQUEST._replace(**{what: "mine"})
+    with pytest.raises(errors.PolicyRefused, match=f"{what} 'mine' is custom code"):
         policy().check(own)
-    policy(allow={"custom": [{"name": "elsewhere:mine"}]}).check(own)
+    policy(allow={"custom": [{"name": "mine"}]}).check(own)
 
 
 def test_tables_are_charged_for_life():

@@ -98,7 +98,7 @@ def test_a_federation_learns_a_curve_that_no_line_follows() -> None:
     sources = split(x, y, (x[:, 0] > 0.0).astype(int))
     raw = raw_study(["c0", "c1"], 1, family="diagonal_gaussian", solver={"kind": "gradient"})
     del raw["prior"]
-    raw["model"] |= {"kind": "fedvi.models.bnn:regression", "hidden": [20], "prior_scale": 2}
+    raw["model"] |= {"kind": "bnn_regression", "hidden": [20], "prior_scale": 2}
     raw["schedule"]["rounds"] = 10
     result = run_study(raw, sources)
     model = result.assembly.model
@@ -119,7 +119,7 @@ DEEP = {"hidden": [12, 8], "noise_centre": 0.2, "noise_spread": 0.2}
 def deep_study(solver: dict[str, Any], rounds: int, **sections: Any) -> dict[str, Any]:
     raw = raw_study(["c0", "c1"], 1, family="diagonal_gaussian", solver=solver, **sections)
     del raw["prior"]
-    raw["model"] |= {"kind": "fedvi.models.bnn:regression", **DEEP}
+    raw["model"] |= {"kind": "bnn_regression", **DEEP}
     raw["schedule"]["rounds"] = rounds
     return raw
 
@@ -178,7 +178,7 @@ def test_a_private_round_trains_a_deeper_network_at_its_price() -> None:
     raw = deep_study(
         solver, 1, privacy={**promise, "disjoint": True}, simulation={"insecure_seed": 3}
     )
-    raw["model"] = {**raw["model"], "kind": "fedvi.models.bnn:classification"}
+    raw["model"] = {**raw["model"], "kind": "bnn_classification"}
     del raw["model"]["noise_centre"], raw["model"]["noise_spread"]
     raw["data"]["schema"]["y"] = {"type": "binary", "true": ["1"], "false": ["0"]}
     raw["data"]["max_records"] = 6000

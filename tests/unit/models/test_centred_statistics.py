@@ -124,7 +124,6 @@ def test_a_centre_is_the_mean_of_places_with_the_weights_of_the_answers(delay):
     """Of a client that misses a fold, too, and after another was divided out."""
     settings = {"averaging": 0.8, "delay": delay, "emphasis": 2.0}
     prior = tree.freeze(CENTRED.prior)
-    table = to_table(CENTRED)
     generator = np.random.default_rng(2)
     places, standing = {"a": [], "b": []}, None
     factors = dict.fromkeys(places, FAMILY.zeros())
@@ -141,7 +140,7 @@ def test_a_centre_is_the_mean_of_places_with_the_weights_of_the_answers(delay):
             FAMILY,
             Fold(prior, prior, total, factors, dict.fromkeys(asked, eta), 1.0),
             standing,
-            model=table,
+            model=CENTRED,
             noise={"h": 1.0, "J": 1.0},
             **settings,
         )
@@ -181,7 +180,7 @@ def test_studies_name_it_and_a_server_makes_it_anew():
     solver = vips(
         FAMILY, models.logistic(NAMES), sampling.full(8), mechanisms.rounded_gaussian(2.0)
     )
-    table = json.loads(json.dumps(solver.stand.keywords["model"]))
+    table = json.loads(json.dumps(to_table(solver.stand.keywords["model"])))
     assert from_table(table).centred
     assert solver.stand.keywords["emphasis"] == solver.finish.keywords["emphasis"] == 2.0
     plain = vips(

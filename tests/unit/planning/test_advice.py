@@ -32,6 +32,8 @@ from fedvi.privacy import accountants, events
 from fedvi.run.simulate import run
 from fedvi.study.build import assemble
 from fedvi.study.config import load_study, parse_study
+from tests import forward_models
+from tests.plug_ins import allowing
 from tests.studies import raw_study, synthetic_logistic
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -302,9 +304,10 @@ def test_a_mode_that_stands_out_is_recommended_over_the_studys_own() -> None:
 def test_newton_steps_are_not_advised_for_a_likelihood_of_ones_own(kind: str) -> None:
     """Those on Student-t errors wandered off, with small sds: nobody knows that it is concave."""
     raw = raw_private(kind, 4.0, rounds=20)
-    raw["model"]["kind"] = "tests.forward_models:line"
+    raw["model"]["kind"] = "line"
     raw.pop("prior", None)
-    found = planned(raw)
+    with allowing(line=forward_models.line):
+        found = planned(raw)
     assert found.recommended == "dp_optimisation"
     assert "site_release is left out" in found.reason
     warned = any("concave" in warning for warning in found.warnings)

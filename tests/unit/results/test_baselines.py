@@ -163,10 +163,10 @@ def positive(x: Any, y: Any = None) -> None:
 @pytest.mark.numpyro
 def test_a_prior_that_is_not_in_the_family_has_no_power_to_divide_by() -> None:
     raw = raw_study(["c0"], 1, solver={"kind": "gradient"})
-    raw["model"]["kind"] = f"{__name__}:positive"
+    raw["model"]["kind"] = "positive"
     raw.pop("prior", None)
     with pytest.raises(ConfigError, match="and a prior that is not Gaussian"):
-        baselines.one_visit(parse_study(raw))
+        baselines.one_visit(parse_study(raw, {"positive": positive}))
 
 
 # One shot

@@ -337,10 +337,10 @@ def mapped(x: Any, y: Any = None) -> None:
 @pytest.mark.numpyro
 def test_a_numpyro_model_is_averaged_over_draws_to_the_same_figures() -> None:
     raw = raw_study(["c0"], 1, kind="logistic", solver={"kind": "gradient"})
-    raw["model"] = {"kind": f"{__name__}:mapped", "formula": "y ~ a"}
+    raw["model"] = {"kind": "mapped", "formula": "y ~ a"}
     raw["data"] = {"schema": {"y": {"type": "binary"}, "a": NUMBER}}
     del raw["prior"]
-    assembly = build.assemble(parse_study(raw))
+    assembly = build.assemble(parse_study(raw, {"mapped": mapped}))
     generator = np.random.default_rng(9)
     x = with_constant(generator.normal(size=300))
     y = (generator.random(300) < 0.5).astype(float)
@@ -372,10 +372,10 @@ def told(x: Any, y: Any = None) -> None:
 
 def of_numpyro(name: str, outcome: dict[str, Any]) -> Any:
     raw = raw_study(["c0"], 1, kind="logistic", solver={"kind": "gradient"})
-    raw["model"] = {"kind": f"{__name__}:{name}", "formula": "y ~ a"}
+    raw["model"] = {"kind": name, "formula": "y ~ a"}
     raw["data"] = {"schema": {"y": outcome, "a": NUMBER}}
     del raw["prior"]
-    return build.assemble(parse_study(raw))
+    return build.assemble(parse_study(raw, {name: globals()[name]}))
 
 
 @pytest.mark.numpyro

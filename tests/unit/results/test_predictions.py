@@ -13,6 +13,7 @@ from fedvi.results import predictions
 from fedvi.results.predictions import predictor
 from fedvi.study import build
 from fedvi.study.config import parse_study
+from tests import forward_models
 from tests.studies import raw_study
 
 DRAWS = 400_000
@@ -26,9 +27,11 @@ def assembled(kind: str, formula: str, schema: dict[str, Any], **model: Any) -> 
     raw = raw_study(["c0"], 1, solver={"kind": model.pop("solver", "glm")})
     raw["model"] = {"kind": kind, "formula": formula, **model}
     raw["data"] = {"schema": schema | {"a": NUMBER}}
-    if ":" in kind:
-        del raw["prior"]
-    return build.assemble(parse_study(raw))
+    own = getattr(forward_models, kind, None)
+    if own is None:
+        return build.assemble(parse_study(raw))
+    del raw["prior"]
+    return build.assemble(parse_study(raw, {kind: own}))
 
 
 def gaussian(size: int) -> tuple[Any, np.ndarray]:
@@ -219,7 +222,7 @@ def test_a_new_record_is_of_a_site_that_nobody_has_seen(learnt: bool) -> None:
 @pytest.mark.numpyro
 def test_a_numpyro_model_predicts_what_the_regression_it_is_predicts() -> None:
     schema = {"y": {"type": "binary"}}
-    own = assembled("tests.forward_models:odds", "y ~ a", schema, solver="gradient")
+    own = assembled("odds", "y ~ a", schema, solver="gradient")
     eta, _ = gaussian(2)
     exact = predictor(assembled("logistic", "y ~ a", schema), eta, 0.9).predict(columns())
     how = predictor(own, eta, 0.9, draws=20_000)
@@ -233,7 +236,7 @@ def test_a_numpyro_model_predicts_what_the_regression_it_is_predicts() -> None:
 
 @pytest.mark.numpyro
 def test_a_numpyro_number_and_count_are_in_the_units_of_the_file() -> None:
-    line = assembled("tests.forward_models:line", "y ~ a", {"y": SCALED}, solver="gradient")
+    line = assembled("line", "y ~ a", {"y": SCALED}, solver="gradient")
     eta, theta = gaussian(3)
     found = predictor(line, eta, 0.9, draws=20_000).predict(columns())
     drawn = 100.0 + 20.0 * (theta[:, :1] + theta[:, 1:2] * A)
@@ -241,7 +244,7 @@ def test_a_numpyro_number_and_count_are_in_the_units_of_the_file() -> None:
     years = {"type": "number", "bounds": [1, 50], "center": 0, "scale": 1}
     formula = "y ~ a + offset(log(years))"
     schema = {"y": COUNTED, "years": years}
-    counted = assembled("tests.forward_models:counted", formula, schema, solver="gradient")
+    counted = assembled("counted", formula, schema, solver="gradient")
     eta, theta = gaussian(2)
     at = np.array([2.0, 1.0, 20.0])
     found = predictor(counted, eta, 0.9, draws=20_000).predict(columns(years=at))
@@ -251,7 +254,7 @@ def test_a_numpyro_number_and_count_are_in_the_units_of_the_file() -> None:
 
 @pytest.mark.numpyro
 def test_a_numpyro_outcome_has_the_interval_of_its_law_over_the_posterior() -> None:
-    line = assembled("tests.forward_models:line", "y ~ a", {"y": SCALED}, solver="gradient")
+    line = assembled("line", "y ~ a", {"y": SCALED}, solver="gradient")
     eta, theta = gaussian(3)
     found = predictor(line, eta, 0.9, draws=20_000).predict(columns())
     generator = np.random.default_rng(7)
@@ -278,7 +281,7 @@ def test_a_numpyro_count_has_an_interval_of_whole_ones(
     years = {"type": "number", "bounds": [1, 50], "center": 0, "scale": 1}
     formula = "y ~ a + offset(log(years))"
     schema = {"y": COUNTED, "years": years}
-    counted = assembled(f"tests.forward_models:{name}", formula, schema, solver="gradient")
+    counted = assembled(f"{name}", formula, schema, solver="gradient")
     eta, theta = gaussian(2)
     at = np.array([2.0, 1.0, 20.0])
     how = predictor(counted, eta, 0.9, draws=10_000)
@@ -302,7 +305,7 @@ def test_a_numpyro_count_has_an_interval_of_whole_ones(
 
 @pytest.mark.numpyro
 def test_a_law_that_cannot_be_drawn_has_a_mean_and_no_interval_of_an_outcome() -> None:
-    own = assembled("tests.forward_models:silent", "y ~ a", {"y": SCALED}, solver="gradient")
+    own = assembled("silent", "y ~ a", {"y": SCALED}, solver="gradient")
     found = predictor(own, gaussian(2)[0], 0.9).predict(columns())
     assert np.isfinite(found.mean).all()
     assert found.outcome_lower is found.outcome_upper is found.outcome_error is None
@@ -314,21 +317,19 @@ def test_a_law_that_cannot_be_drawn_has_a_mean_and_no_interval_of_an_outcome() -
 def test_a_law_without_a_finite_mean_and_variance_is_told_and_gives_no_number(
     name: str, size: int
 ) -> None:
-    own = assembled(f"tests.forward_models:{name}", "y ~ a", {"y": SCALED}, solver="gradient")
+    own = assembled(f"{name}", "y ~ a", {"y": SCALED}, solver="gradient")
     how = predictor(own, gaussian(size)[0], 0.9)
     found = how.predict(columns())
     assert np.isnan(found.mean).all()
-    assert how.unknown.startswith(
-        f"model `tests.forward_models:{name}`: the law of `y` has no finite"
-    )
+    assert how.unknown.startswith(f"model `{name}`: the law of `y` has no finite")
     # A regression always has one, and a NumPyro model whose law has one tells it.
-    line = assembled("tests.forward_models:line", "y ~ a", {"y": SCALED}, solver="gradient")
+    line = assembled("line", "y ~ a", {"y": SCALED}, solver="gradient")
     assert np.isfinite(predictor(line, gaussian(3)[0], 0.9).predict(columns()).sd).all()
 
 
 @pytest.mark.numpyro
 def test_a_law_that_does_not_know_its_mean_is_refused() -> None:
-    own = assembled("tests.forward_models:cut_off", "y ~ a", {"y": SCALED}, solver="gradient")
+    own = assembled("cut_off", "y ~ a", {"y": SCALED}, solver="gradient")
     how = predictor(own, gaussian(2)[0], 0.9)
     with pytest.raises(errors.ModelError, match=r"the law of `y`, \w+, has no mean and variance"):
         how.predict(columns())
@@ -339,7 +340,7 @@ def test_a_law_that_does_not_know_its_mean_is_refused() -> None:
     "column", [{"type": "binary"}, {"type": "level", "levels": ["none", "mild", "severe"]}]
 )
 def test_a_density_is_never_told_as_a_probability(column: dict[str, Any]) -> None:
-    own = assembled("tests.forward_models:line", "y ~ a", {"y": column}, solver="gradient")
+    own = assembled("line", "y ~ a", {"y": column}, solver="gradient")
     how = predictor(own, gaussian(3)[0], 0.9)
     with pytest.raises(errors.ModelError, match=r"`y`, Normal, is continuous"):
         how.predict(columns())

@@ -16,6 +16,7 @@ from fedvi.models.outcomes.binomial import events_within
 from fedvi.results.synthesis import cells, synthesise
 from fedvi.study import build
 from fedvi.study.config import parse_study
+from tests import forward_models
 from tests.studies import raw_study
 
 COUNT = 20_000
@@ -39,9 +40,11 @@ def assembled(kind: str, formula: str, schema: dict[str, Any], **model: Any) -> 
     raw = raw_study(["c0"], 1, solver={"kind": model.pop("solver", "glm")})
     raw["model"] = {"kind": kind, "formula": formula, **model}
     raw["data"] = {"schema": schema | {"a": NUMBER}}
-    if ":" in kind:
-        del raw["prior"]
-    return build.assemble(parse_study(raw))
+    own = getattr(forward_models, kind, None)
+    if own is None:
+        return build.assemble(parse_study(raw))
+    del raw["prior"]
+    return build.assemble(parse_study(raw, {kind: own}))
 
 
 def drawn(assembly: Any, theta: list[float], given: Path) -> dict[str, list[str]]:
@@ -200,7 +203,7 @@ def test_each_set_is_of_a_site_of_its_own(learnt: bool, tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.numpyro
 def test_a_numpyro_outcome_is_drawn_for_the_given_columns(given: Path) -> None:
-    own = assembled("tests.forward_models:line", FORM, {"y": SCALED}, solver="gradient")
+    own = assembled("line", FORM, {"y": SCALED}, solver="gradient")
     # slopes of the constant and of a, and log of the noise
     low, high = numbers(drawn(own, [0.0, 1.0, np.log(0.5)], given)["y"])
     mean_within(low, 100.0, 10.0)
@@ -209,7 +212,7 @@ def test_a_numpyro_outcome_is_drawn_for_the_given_columns(given: Path) -> None:
     years = {"type": "number", "bounds": [1, 50], "center": 0, "scale": 1}
     formula = "y ~ a + offset(log(years))"
     schema = {"y": COUNTED, "years": years}
-    counted = assembled("tests.forward_models:counted", formula, schema, solver="gradient")
+    counted = assembled("counted", formula, schema, solver="gradient")
     low, high = numbers(drawn(counted, [0.5, 1.0], given)["y"])
     mean_within(low, 2.0 * np.exp(0.5), 2.0)
     mean_within(high, 2.0 * np.exp(1.5), 3.0)

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedvi import errors
+from fedvi import errors, plugins
 from fedvi.data.source import ArraySource
 from fedvi.expfam import tree
 from fedvi.run import server_plan
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.updates.base import Change, Task
+from tests.plug_ins import declare
 from tests.studies import linear_regression, raw_study, run_study
 
 PRIVATE: dict[str, Any] = {
@@ -113,10 +114,12 @@ def test_a_plan_gives_a_run_whose_prior_is_a_factor_bit_for_bit(
     (tmp_path / "plan_test_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     raw = small_study(solver={"kind": "gradient", "steps": 20, "draws": 2})
-    raw["model"]["kind"] = "plan_test_models:noisy"
+    declare(tmp_path, models={"noisy": "plan_test_models:noisy"})
+    raw["model"]["kind"] = "noisy"
     del raw["prior"]
-    assert kept(raw, tmp_path).has_prior_worker
-    check_equal_runs(raw, sources(), tmp_path, monkeypatch)
+    with plugins.allowing(plugins.OutsideCode(names={"noisy": None})):
+        assert kept(raw, tmp_path).has_prior_worker
+        check_equal_runs(raw, sources(), tmp_path, monkeypatch)
 
 
 def test_a_spec_from_a_plan_says_what_the_assembly_says(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ def test_a_stage_over_fewer_clients_than_a_sum_must_hold_is_refused_with_their_n
 
 
 def test_a_generator_whose_stages_nobody_can_see_beforehand_is_refused() -> None:
-    given = raw(ALL) | {"schedule": {"kind": "my_lab.schedules:mine"}}
-    with pytest.raises(errors.ConfigError, match=r"schedule\.kind is 'my_lab\.schedules:mine'"):
-        # Of a module that is not there: it is refused before anybody looks for it.
+    given = raw(ALL) | {"schedule": {"kind": "mine"}}
+    with pytest.raises(errors.ConfigError, match=r"schedule\.kind is 'mine'"):
+        # No such plug-in is there: it is refused before anybody looks for it.
         build.assemble(parse_study(given))
 
 

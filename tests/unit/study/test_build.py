@@ -1,7 +1,11 @@
 """Claims about how a study becomes pieces: what is checked before any record is read."""
 
 import importlib
-from collections.abc import Callable
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +26,7 @@ from fedvi.run import loading
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.typing import ROWS
+from tests.plug_ins import allowing
 from tests.studies import raw_study
 
 
@@ -285,9 +290,11 @@ def test_a_clip_norm_is_infinite_only_without_protection() -> None:
     assert assembled(change).solvers["north"].clip_norm == float("inf")
 
 
-@pytest.mark.parametrize("kind", ["builtins:dict", "math:hypot", "os:getcwd", "json:dumps"])
+@pytest.mark.parametrize("made", [dict, math.hypot, os.getcwd, json.dumps])
 @pytest.mark.parametrize("section", ["solver", "sampler", "mechanism", "schedule", "family"])
-def test_a_function_that_makes_no_such_thing_is_refused(section: str, kind: str) -> None:
+def test_a_function_that_makes_no_such_thing_is_refused(section: str, made: Any) -> None:
+    kind = "mine"
+
     def change(raw: dict[str, Any]) -> None:
         raw["solver"] = {"kind": "dp_optimisation", "noise_multiplier": 0.0}
         raw["data"]["max_records"] = 50
@@ -298,7 +305,8 @@ def test_a_function_that_makes_no_such_thing_is_refused(section: str, kind: str)
         else:
             raw[section] = {"kind": kind}
 
-    assert refusal(change).hint
+    with allowing(mine=made):
+        assert refusal(change).hint
 
 
 def test_an_unknown_mechanism_is_named_as_the_study_names_it() -> None:
@@ -527,20 +535,22 @@ def test_batches_of_fixed_size_are_refused_under_add_remove_with_what_would_be_r
     assert found.as_dict()["epsilon"]["add_remove"] is None
 
 
-def test_noise_that_the_accountant_does_not_know_is_refused_with_those_that_do(module: str) -> None:
+def test_noise_that_the_accountant_does_not_know_is_refused_with_those_that_do(
+    module: None,
+) -> None:
     def change(raw: dict[str, Any]) -> None:
         promised("substitute")(raw)
-        raw["privacy"]["mechanism"] = f"{module}:discrete"
+        raw["privacy"]["mechanism"] = "discrete"
 
     error = refusal(change)
     assert "accountant 'pld' cannot price under relation 'substitute'" in error.message
     assert error.hint == "accountants that can: `rdp`, `zcdp`"
 
 
-def test_noise_from_a_table_is_calibrated_with_the_price_of_the_table(module: str) -> None:
+def test_noise_from_a_table_is_calibrated_with_the_price_of_the_table(module: None) -> None:
     def change(raw: dict[str, Any]) -> None:
         promised("substitute")(raw)
-        raw["privacy"]["mechanism"] = f"{module}:tabled"
+        raw["privacy"]["mechanism"] = "tabled"
 
     exact, tabled = assembled(promised("substitute")), assembled(change)
     # At most twice the 5 numbers that leave are drawn for a sum.
@@ -736,24 +746,28 @@ def ward(y, x0, noise=0.5):
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A module of the user's on Python's path."""
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The functions of a module of the user's, passed to whoever reads a study."""
     (tmp_path / "fedvi_test_build.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
-    return "fedvi_test_build"
+    own = importlib.import_module("fedvi_test_build")
+    names = ("Discrete", "discrete", "larger", "mechanism", "sampler", "solver", "tabled", "ward")
+    with allowing(**{name: getattr(own, name) for name in names}):
+        yield
+    sys.modules.pop("fedvi_test_build", None)
 
 
 @pytest.mark.parametrize("part", ["solver", "sampler", "sampler table", "mechanism"])
-def test_custom_code_marks_a_private_study_and_no_other(module: str, part: str) -> None:
+def test_custom_code_marks_a_private_study_and_no_other(module: None, part: str) -> None:
     def change(raw: dict[str, Any]) -> None:
         raw["solver"] = {"kind": "dp_optimisation", "noise_multiplier": 50.0}
         raw["data"]["max_records"] = 50
         if part == "solver":
-            raw["solver"]["kind"] = f"{module}:solver"
+            raw["solver"]["kind"] = "solver"
         elif part == "mechanism":
-            raw["privacy"]["mechanism"] = f"{module}:mechanism"
+            raw["privacy"]["mechanism"] = "mechanism"
         else:
-            kind = f"{module}:sampler"
+            kind = "sampler"
             raw["solver"]["sampler"] = {"kind": kind} if "table" in part else kind
 
     def protect(raw: dict[str, Any]) -> None:
@@ -798,7 +812,7 @@ class Tame(Normal):
 
     def change(kind: str) -> Callable[[dict[str, Any]], object]:
         def apply(raw: dict[str, Any]) -> None:
-            raw["model"]["kind"] = "fedvi_test_tame:Tame"
+            raw["model"]["kind"] = "tame"
             raw["solver"] = {"kind": kind, "noise_multiplier": 50.0, "clip_norm": 1.0}
             raw["data"]["max_records"] = 50
             raw["privacy"] = {"epsilon": 9.0, "delta": 1e-5, "unit": "record"}
@@ -806,20 +820,21 @@ class Tame(Normal):
 
         return apply
 
-    assert assembled(change("vips")).mark == caveats.UNVETTED
-    # Elsewhere it decides what a record contributes, and each record is clipped whatever that is.
-    assert assembled(change("site_release")).mark == ""
+    with allowing(tame=importlib.import_module("fedvi_test_tame").Tame):
+        assert assembled(change("vips")).mark == caveats.UNVETTED
+        # Elsewhere it decides what a record contributes, and each record is clipped whatever that is.
+        assert assembled(change("site_release")).mark == ""
 
 
-def test_a_family_of_another_size_than_the_model_s_is_refused(module: str) -> None:
-    error = refusal(lambda raw: raw["family"].update(kind=f"{module}:larger"))
+def test_a_family_of_another_size_than_the_model_s_is_refused(module: None) -> None:
+    error = refusal(lambda raw: raw["family"].update(kind="larger"))
     assert "makes a family of size 3, but the model has 2 coordinates" in error.message
     assert error.hint
 
 
-def test_a_class_that_says_not_what_it_is_of_is_no_model(module: str) -> None:
+def test_a_class_that_says_not_what_it_is_of_is_no_model(module: None) -> None:
     def change(raw: dict[str, Any]) -> None:
-        raw["model"]["kind"] = f"{module}:Discrete"
+        raw["model"]["kind"] = "Discrete"
 
     error = refusal(change)
     assert "a class that does not say what it is of" in error.message
@@ -827,10 +842,10 @@ def test_a_class_that_says_not_what_it_is_of_is_no_model(module: str) -> None:
 
 
 @pytest.mark.numpyro
-def test_an_argument_of_a_model_with_a_default_is_no_column_and_may_be_set(module: str) -> None:
+def test_an_argument_of_a_model_with_a_default_is_no_column_and_may_be_set(module: None) -> None:
     def change(keys: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
         def apply(raw: dict[str, Any]) -> None:
-            raw["model"] = {"kind": f"{module}:ward", **keys}
+            raw["model"] = {"kind": "ward", **keys}
             raw["solver"] = {"kind": "gradient"}
             del raw["prior"]
 
@@ -839,7 +854,7 @@ def test_an_argument_of_a_model_with_a_default_is_no_column_and_may_be_set(modul
     assert assembled(change({})).model.names == ("b",)
     assert assembled(change({"noise": 2.0})).model.names == ("b",)
     error = refusal(change({"nose": 2.0}))
-    assert error.message == f"model.nose: unknown key for kind '{module}:ward'"
+    assert error.message == "model.nose: unknown key for kind 'ward'"
     assert error.hint.startswith("did you mean `noise`?")
 
 

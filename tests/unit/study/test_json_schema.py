@@ -87,8 +87,8 @@ def test_what_documentation_shows_of_schedules_fits() -> None:
 
 def test_a_function_of_ones_own_takes_any_key() -> None:
     raw = private()
-    raw["model"] = {"kind": "my_lab.models:hospital", "depth": 3}
-    raw["solver"] = {"kind": "my_lab.solvers:mine", "speed": "fast"}
+    raw["model"] = {"kind": "my_lab.hospital", "depth": 3}
+    raw["solver"] = {"kind": "my_lab.mine", "speed": "fast"}
     assert mistakes(raw) == []
 
 
@@ -189,7 +189,7 @@ def test_the_policy_in_the_documentation_fits() -> None:
         (lambda raw: raw["life"].pop("relation"), "life"),
         (lambda raw: raw["allow"].update(solvers=["site_relese"]), "allow.solvers.0"),
         (lambda raw: raw["allow"].update(models="logistic"), "allow.models"),
-        (lambda raw: raw["allow"]["custom"][0].update(name="hospital"), "allow.custom.0.name"),
+        (lambda raw: raw["allow"]["custom"][0].update(name="lab:hospital"), "allow.custom.0.name"),
         (lambda raw: raw["allow"]["custom"][0].update(sha256="abc"), "allow.custom.0.sha256"),
     ],
 )

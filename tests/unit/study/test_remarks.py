@@ -47,8 +47,8 @@ def test_one_that_is_not_is_told_and_the_solver_that_has_it(solver):
 
 
 def test_of_a_solver_of_the_study_nobody_knows_what_its_intervals_hold():
-    assert "may leave its noise out" in remark(study("my_package.solvers:mine"))
-    assert remark(study("my_package.solvers:mine", private=False)) == ""
+    assert "may leave its noise out" in remark(study("mine"))
+    assert remark(study("mine", private=False)) == ""
 
 
 def test_mean_field_says_that_correlations_are_lost():

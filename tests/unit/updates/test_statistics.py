@@ -11,7 +11,7 @@ from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.models.regression_statistics import KnownNoise, PolyaGamma
 from fedvi.updates.base import Fold, Task
-from fedvi.updates.conjugate import packed, to_table
+from fedvi.updates.conjugate import packed
 from fedvi.updates.noise_aware import anew
 from fedvi.updates.running_means import step_of
 from fedvi.updates.statistics import broadcast, finish_statistics, stand_statistics
@@ -24,7 +24,7 @@ PRIOR = tree.freeze(MODEL.prior)
 
 
 def settings(averaging=1.0, delay=1.0, model=MODEL):
-    return {"model": to_table(model), "averaging": averaging, "delay": delay}
+    return {"model": model, "averaging": averaging, "delay": delay}
 
 
 def task(visit=0, factor=None, version=0):
