@@ -53,6 +53,8 @@ _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
     ("grpc.max_concurrent_streams", 64),
+    # What comes compressed stays so, and is refused: 4 kB may unfold to gigabytes.
+    ("grpc.per_message_decompression", 0),
     # Two servers on one port would each see half of the calls.
     ("grpc.so_reuseport", 0),
     # Clients ping every 30 s while a call is open, so that no middlebox drops the connection.
@@ -324,7 +326,7 @@ class App:
     def _server(self, health: Health, calls: Calls, access: Access, hurries: bool) -> Any:
         clients = len(self._spec.clients)
         server = grpc.aio.server(
-            interceptors=[Reading(calls, access.place, hurries)],
+            interceptors=[Reading(calls, access, hurries)],
             options=_OPTIONS,
             # Room for all clients at their own limit, and for some other callers.
             maximum_concurrent_rpcs=64 + CALLS_AT_ONCE * clients,

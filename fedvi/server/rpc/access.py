@@ -109,25 +109,46 @@ class Access:
             if not self._open[counted]:
                 del self._open[counted]
 
-    def admit(self, context: Any, client: str) -> None:
-        """Checks a call whose message says that it comes from ``client``.
+    def enter(self, context: Any, role: str) -> None:
+        """Checks a call by its certificate alone, before anything that it sent is read.
+
+        Args:
+          context: of the call.
+          role: the role that the service is for.
 
         Raises:
-          IdentityError: the call has no certificate, an invalid one, or that of another client.
-          RateExceeded: too many calls.
+          IdentityError: the call has no certificate, or an invalid one.
+          RateExceeded: too many calls, of this client or of all callers that are refused.
         """
+        if self._roster is None:
+            return
         try:
-            if client == PRIOR:
-                raise errors.IdentityError(
-                    f"the call says that it comes from {client!r}, a reserved name",
-                    "a client's name is that of its [[clients]] entry in the study",
-                )
-            self._identify(context, "client", client)
+            found = self._identify(context, role, None)
         except errors.IdentityError:
-            # Not from the named client's bucket: the caller is not that client.
+            # Not from a client's bucket: whoever calls with a revoked key is that client no more.
             self._limit("")
             raise
-        self._limit(client)
+        # Strangers must not use up what operators may call.
+        if role == "client":
+            self._limit(found.name)
+
+    def admit(self, context: Any, client: str) -> None:
+        """Checks that a call which has entered comes from the client that its message names.
+
+        Without a roster this is the only check, and the named client's calls are limited here.
+
+        Raises:
+          IdentityError: the name is another than the certificate's, or is reserved.
+          RateExceeded: too many calls.
+        """
+        if client == PRIOR:
+            raise errors.IdentityError(
+                f"the call says that it comes from {client!r}, a reserved name",
+                "a client's name is that of its [[clients]] entry in the study",
+            )
+        if self._roster is None:
+            self._limit(client)
+        self._identify(context, "client", client)
 
     def check(self, context: Any, client: str) -> None:
         """Checks an admitted call again, since its certificate may have been revoked meanwhile.
@@ -145,16 +166,16 @@ class Access:
         """
         self._identify(context, "admin", None)
 
-    def _identify(self, context: Any, role: str, name: str | None) -> None:
+    def _identify(self, context: Any, role: str, name: str | None) -> Any:
         if self._roster is None:
-            return
+            return None
         shown = self._shown.get(context) or _certificate(context)
         if shown is None:
             raise errors.IdentityError(
                 "the call came without a certificate",
                 "give --tls, the folder of an enrolled identity",
             )
-        self._roster.check(shown, role, name)
+        return self._roster.check(shown, role, name)
 
     def _counted(self, certificate: bytes, name: str) -> str | tuple[str]:
         """Returns what a call counts for: a stolen key takes no places of the new one after it.
