@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedvi import errors
+from fedvi.server.rpc.door import Door
 from fedvi.transport.roster import Roster, holder
 from fedvi.typing import PRIOR
 
@@ -62,6 +63,7 @@ class Access:
       roster: the valid certificates; None for plaintext.
       rate: calls a second for each client.
       burst: calls at once.
+      door: accepts the connections; it is told which of them are admitted.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class Access:
         roster: Roster | None,
         rate: float = CALLS_A_SECOND,
         burst: float = BURST,
+        door: Door | None = None,
     ) -> None:
-        self._roster = roster
+        self._roster, self._door = roster, door
         self._buckets = {name: Bucket(rate, burst) for name in names}
         self._others = Bucket(rate, burst)
         # Certificate, or name for one that is not admitted → calls.
@@ -109,28 +112,34 @@ class Access:
             if not self._open[counted]:
                 del self._open[counted]
 
-    def enter(self, context: Any, role: str) -> None:
+    def enter(self, context: Any, role: str | None) -> None:
         """Checks a call by its certificate alone, before anything that it sent is read.
 
         Args:
           context: of the call.
-          role: the role that the service is for.
+          role: the role that the service is for; None: it answers any certificate of the authority.
 
         Raises:
           IdentityError: the call has no certificate, or an invalid one.
           RateExceeded: too many calls, of this client or of all callers that are refused.
         """
-        if self._roster is None:
-            return
-        try:
-            found = self._identify(context, role, None)
-        except errors.IdentityError:
-            # Not from a client's bucket: whoever calls with a revoked key is that client no more.
-            self._limit("")
-            raise
-        # Strangers must not use up what operators may call.
-        if role == "client":
-            self._limit(found.name)
+        fingerprint = ""
+        if self._roster is not None:
+            try:
+                found = self._identify(context, role, None)
+            except (errors.IdentityError, errors.TransportError) as error:
+                if role is None:
+                    return
+                if isinstance(error, errors.IdentityError):
+                    # Not from a client's bucket: whoever calls with a revoked key is that client no more.
+                    self._limit("")
+                raise
+            # Strangers must not use up what operators may call.
+            if role == "client":
+                self._limit(found.name)
+            fingerprint = found.fingerprint
+        if self._door is not None:
+            self._door.admit(context.peer(), fingerprint)
 
     def admit(self, context: Any, client: str) -> None:
         """Checks that a call which has entered comes from the client that its message names.
@@ -166,7 +175,7 @@ class Access:
         """
         self._identify(context, "admin", None)
 
-    def _identify(self, context: Any, role: str, name: str | None) -> Any:
+    def _identify(self, context: Any, role: str | None, name: str | None) -> Any:
         if self._roster is None:
             return None
         shown = self._shown.get(context) or _certificate(context)
@@ -175,7 +184,12 @@ class Access:
                 "the call came without a certificate",
                 "give --tls, the folder of an enrolled identity",
             )
-        return self._roster.check(shown, role, name)
+        try:
+            return self._roster.check(shown, role, name)
+        except errors.IdentityError:
+            if self._door is not None:
+                self._door.refuse(context.peer())
+            raise
 
     def _counted(self, certificate: bytes, name: str) -> str | tuple[str]:
         """Returns what a call counts for: a stolen key takes no places of the new one after it.

@@ -147,8 +147,7 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
         async def enter(context: Any, places: ExitStack) -> None:
             async def taken() -> None:
                 places.enter_context(self._access.place(context))
-                if role is not None:
-                    self._access.enter(context, role)
+                self._access.enter(context, role)
 
             await self._calls.part(context, method, taken())
 
