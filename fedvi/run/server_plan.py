@@ -35,6 +35,7 @@ from fedvi.study.config import Study, load_study, parse_study
 from fedvi.study.spec import shared_parts
 from fedvi.transport.files import PRIVATE, put
 from fedvi.typing import Eta
+from fedvi.updates.limits import Limit
 
 if TYPE_CHECKING:
     from fedvi.study.build import Assembly
@@ -59,7 +60,7 @@ FILE = "plan.json"
 ARRAYS = "plan"
 """The name, within a server's folder, of the folder of a plan's large arrays."""
 
-_FORMAT = 2
+_FORMAT = 3
 
 _INLINE_BYTES = 1 << 20  # a larger array would take several times its size as text
 
@@ -83,11 +84,13 @@ class Part(NamedTuple):
       cost: the event of one answer.
       finish: turns an answer into a change of the worker's factor.
       header: of its ledger; None for the prior's worker, which reads no record.
+      limit: how large an answer may be; None if it has no limit.
     """
 
     cost: events.Event
     finish: Finish
     header: ledger.Header | None
+    limit: Limit | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,7 +252,10 @@ def make(assembly: "Assembly") -> ServerPlan:
         prior=tree.to_numpy(assembly.prior),
         workers={
             name: Part(
-                spec.costs[name], _named(spec.finish[name], "finish", name), spec.headers.get(name)
+                spec.costs[name],
+                _named(spec.finish[name], "finish", name),
+                spec.headers.get(name),
+                spec.limits.get(name),
             )
             for name in spec.clients
         },
@@ -291,6 +297,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
         seeded_otherwise=plan.study.digest_if_seeded_otherwise,
         stand=None if plan.stand is None else _found(plan.stand),
         renews=plan.renews,
+        limits={name: part.limit for name, part in plan.workers.items() if part.limit is not None},
         gather=plan.gather,
     )
 
@@ -354,6 +361,7 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
                 "cost": events.to_json(part.cost),
                 "finish": part.finish._asdict(),
                 "header": part.header and ledger.to_lines(ledger.open_ledger(part.header))[0],
+                "limit": part.limit,
             }
             for name, part in plan.workers.items()
         ],
@@ -403,6 +411,7 @@ def _from_json(content: Any, path: Path) -> ServerPlan:
                     events.from_json(item["cost"]),
                     Finish(**item["finish"]),
                     item["header"] and ledger.from_lines([item["header"]]).header,
+                    item["limit"] and Limit(*item["limit"]),
                 )
                 for item in content["workers"]
             },
