@@ -96,7 +96,7 @@ __all__ = ["server"]
     "--connections",
     type=click.IntRange(min=8),
     metavar="NUMBER",
-    help="Connections at once, of all addresses together. Each takes three open files. [default: 4096, or "
+    help="Connections at once, of all addresses together. Each takes four open files. [default: 4096, or "
     "as many as the limit of open files allows]",
 )
 @click.option(

@@ -338,8 +338,8 @@ class App:
     def _entry(self, stack: contextlib.AsyncExitStack) -> Door:
         """Opens the door of the ports for other machines, as wide as the limit of open files allows."""
         settings, clients = self._settings, len(self._spec.clients)
-        limit = door.descriptors(clients, settings.connections)
-        most = door.room(limit, clients, settings.connections)
+        limit = door.descriptors(settings.connections)
+        most = door.room(limit, settings.connections)
         needed = 2 * CALLS_AT_ONCE + 4 * clients
         said = f"at most {most} connections at once: the limit of open files is {limit}"
         if most < needed:

@@ -58,8 +58,9 @@ WAITING_SECONDS = 20.0
 _HELD = 16
 """Admitted connections of one certificate; a newer one closes the oldest."""
 
-# Of each connection: that to the caller, and both ends of that to gRPC.
-_FILES_EACH = 3
+# Of each connection: that to the caller, both ends of that to gRPC, and an upload.
+_FILES_EACH = 4
+_FEWEST = 8
 _CLOSING_SECONDS = 10.0
 _SWEEP_SECONDS = 0.5
 _REPORT_SECONDS = 60.0
@@ -70,16 +71,15 @@ _BACKLOG = 4096
 _BUFFER = 64 << 10
 
 
-def descriptors(clients: int, most: int | None = None) -> int:
+def descriptors(most: int | None = None) -> int:
     """Raises this process's limit of open files as far as it may and need be; returns the limit.
 
     Args:
-      clients: how many may upload at once.
       most: connections at once; None for ``MOST``.
     """
     import resource
 
-    needed = KEPT_BACK + 2 * clients + _FILES_EACH * (MOST if most is None else most)
+    needed = KEPT_BACK + _FILES_EACH * (MOST if most is None else most)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
@@ -90,23 +90,21 @@ def descriptors(clients: int, most: int | None = None) -> int:
     return needed if soft == resource.RLIM_INFINITY else soft
 
 
-def room(limit: int, clients: int, most: int | None = None) -> int:
+def room(limit: int, most: int | None = None) -> int:
     """Returns how many connections may be open at once under a limit of open files.
 
     Args:
       limit: from ``descriptors``.
-      clients: how many may upload at once.
       most: as asked for; None for ``MOST``.
 
     Raises:
       ConfigError: more are asked for than the limit has room for, or it has room for fewer than 8.
     """
-    left = (limit - KEPT_BACK - 2 * clients) // _FILES_EACH
-    if left < (8 if most is None else most):
-        needed = KEPT_BACK + 2 * clients + _FILES_EACH * (8 if most is None else most)
+    left, least = (limit - KEPT_BACK) // _FILES_EACH, _FEWEST if most is None else most
+    if left < least:
         raise errors.ConfigError(
-            f"the limit of open files is {limit}, expected at least {needed} for "
-            f"{8 if most is None else most} connections",
+            f"the limit of open files is {limit}, expected at least "
+            f"{KEPT_BACK + _FILES_EACH * least} for {least} connections",
             "raise it (`ulimit -n`, `ulimits` of a container), or give fewer --connections",
         )
     return min(left, MOST) if most is None else most
@@ -445,6 +443,14 @@ class _Connection(_End):
         self.is_silent, self._first = False, data
         self.transport.pause_reading()
         self._door.start(self._dial())
+
+    def eof_received(self) -> bool:
+        # A caller that sends no more may still read: gRPC hears of it, and ends the connection.
+        if self.other is None:
+            return False
+        with contextlib.suppress(OSError):
+            self.other.transport.write_eof()
+        return True
 
     def connection_lost(self, error: Exception | None) -> None:
         self._door.forget(self)

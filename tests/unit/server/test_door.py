@@ -8,9 +8,11 @@ import socket
 import socketserver
 import threading
 import time
+from pathlib import Path
 
 import grpc
 import pytest
+import yaml
 
 from fedvi import errors
 from fedvi.server import logs
@@ -34,6 +36,11 @@ class Answer(socketserver.BaseRequestHandler):
             f"unix-abstract:{name[1:].decode()}" if isinstance(name, bytes) else f"unix:{name}"
         )
         while data := self.request.recv(1 << 16):
+            if data == b"pour":
+                self.request.settimeout(0.3)
+                with contextlib.suppress(TimeoutError):
+                    self.request.sendall(bytes(64 << 20))
+                return
             self.request.sendall(data)
 
 
@@ -91,8 +98,8 @@ def test_bytes_pass_unchanged_in_both_directions_also_to_a_slow_reader(opened):
     thread = threading.Thread(target=lambda: (near.sendall(sent), near.shutdown(socket.SHUT_WR)))
     thread.start()
     found = bytearray()
-    while len(found) < len(sent):
-        found += near.recv(1 << 12 if len(found) < 1 << 18 else 1 << 18)
+    while data := near.recv(1 << 12 if len(found) < 1 << 18 else 1 << 18):
+        found += data
     thread.join()
     assert hashlib.sha256(found).digest() == hashlib.sha256(sent).digest()
 
@@ -174,7 +181,7 @@ def test_in_clear_text_connections_are_not_counted_by_certificate(opened):
 
 
 def test_a_connection_that_is_refused_waits_again_and_is_closed_in_the_end(opened, monkeypatch):
-    monkeypatch.setattr(doors, "WAITING_SECONDS", 1.0)
+    monkeypatch.setattr(doors, "WAITING_SECONDS", 3.0)
     found, dial, echo = opened()
     refused, admitted = dial(b"hello"), dial(b"hello")
     wait_for(lambda: len(echo.names) == 2)
@@ -183,12 +190,12 @@ def test_a_connection_that_is_refused_waits_again_and_is_closed_in_the_end(opene
     wait_for(lambda: found.counts.admitted == 2)
     found.refuse(echo.names[0])
     wait_for(lambda: found.counts[:2] == (1, 1))
-    assert wait_for(lambda: is_closed(refused)) > 0.4
+    assert wait_for(lambda: is_closed(refused)) > 1.0
     assert is_open(admitted)
 
 
 def test_a_silent_connection_is_closed_sooner_than_one_that_speaks(opened, monkeypatch):
-    monkeypatch.setattr(doors, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(doors, "SILENT_SECONDS", 1.0)
     _, dial, echo = opened()
     speaking, silent = dial(b"hello"), dial()
     wait_for(lambda: is_closed(silent))
@@ -200,11 +207,8 @@ def test_a_silent_connection_is_closed_sooner_than_one_that_speaks(opened, monke
 def test_a_caller_that_reads_nothing_is_gone_once_the_server_has_ended_it(opened, monkeypatch):
     monkeypatch.setattr(doors, "_CLOSING_SECONDS", 0.5)
     found, dial, _ = opened()
-    near = dial()
-    near.settimeout(0.5)
-    with contextlib.suppress(TimeoutError):
-        near.sendall(bytes(64 << 20))  # the echo of it is never read
-    near.shutdown(socket.SHUT_WR)
+    dial().sendall(b"pour")  # what comes back is never read
+    wait_for(lambda: found.counts.waiting == 1)
     wait_for(lambda: found.counts[:2] == (0, 0))
 
 
@@ -325,14 +329,23 @@ def test_an_address_counts_alone_and_a_network_of_ipv6_as_one(host, group):
 
 
 def test_connections_leave_descriptors_to_everything_else():
-    assert room(1024, clients=2) == (1024 - doors.KEPT_BACK - 4) // 3
-    assert room(1 << 20, clients=1000) == doors.MOST
-    assert room(1024, clients=2, most=100) == 100
+    assert room(1024) == (1024 - doors.KEPT_BACK) // 4
+    assert room(1 << 20) == doors.MOST
+    assert room(1024, most=100) == 100
     with pytest.raises(errors.ConfigError, match=r"limit of open files is 1024, expected at least"):
-        room(1024, clients=2, most=400)
+        room(1024, most=400)
     with pytest.raises(errors.ConfigError, match=r"for 8 connections") as caught:
-        room(64, clients=2)
+        room(64)
     assert "ulimit" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "coordinator.yaml"])
+def test_the_files_for_containers_set_the_limit_that_their_servers_need(name):
+    text = (Path(__file__).parents[3] / "docker" / name).read_text(encoding="utf-8")
+    server = yaml.safe_load(text)["services"]["server"]
+    most = int(server["command"][server["command"].index("--connections") + 1])
+    for limit in server["ulimits"]["nofile"].values():
+        assert room(limit, most) == most
 
 
 def test_the_limit_of_open_files_is_raised_as_far_as_it_may_and_need_be(monkeypatch):
@@ -341,18 +354,18 @@ def test_the_limit_of_open_files_is_raised_as_far_as_it_may_and_need_be(monkeypa
     limit = [256, 1000]
     monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limit))
     monkeypatch.setattr(resource, "setrlimit", lambda _, found: limit.__setitem__(0, found[0]))
-    assert doors.descriptors(clients=2) == 1000
+    assert doors.descriptors() == 1000
     limit[:] = [256, resource.RLIM_INFINITY]
-    assert doors.descriptors(clients=2) == doors.KEPT_BACK + 4 + 3 * doors.MOST
+    assert doors.descriptors() == doors.KEPT_BACK + 4 * doors.MOST
     limit[:] = [1 << 20, 1 << 20]
-    assert doors.descriptors(clients=2) == 1 << 20
+    assert doors.descriptors() == 1 << 20
 
     def refuse(*_):
         raise ValueError("not allowed")
 
     limit[:] = [256, 1000]
     monkeypatch.setattr(resource, "setrlimit", refuse)
-    assert doors.descriptors(clients=2) == 256
+    assert doors.descriptors() == 256
 
 
 def test_without_descriptors_nobody_is_let_in_for_a_moment_and_the_door_goes_on(
