@@ -14,6 +14,7 @@ whose first call takes a few round trips, comes in beside any number of silent c
 import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import itertools
 import logging
@@ -258,20 +259,15 @@ class Door:
                 near.close()
                 continue
             near.setblocking(False)
-            connection = _Connection(self, address, target)
+            connection = _Connection(self, near, address, target)
             self._put(connection, self._waiting, address)
             self._open += 1
-            self.start(self._take(connection, near))
+            # Many say nothing: asyncio's objects are made once there is something to read.
+            self._loop.add_reader(near, connection.begin)
 
     def _read(self, listener: socket.socket, target: str) -> None:
         if listener in self._listeners:
             self._loop.add_reader(listener, self._accept, listener, target)
-
-    async def _take(self, connection: "_Connection", near: socket.socket) -> None:
-        if connection.is_gone:
-            near.close()
-        else:
-            await self._loop.connect_accepted_socket(lambda: connection, near)
 
     def start(self, work: Any) -> None:
         """Starts a task, and keeps it from being collected."""
@@ -422,9 +418,10 @@ class _Connection(_End):
       peer: gRPC's name of it; "" before gRPC was dialled.
     """
 
-    def __init__(self, door: Door, address: str, target: str) -> None:
+    def __init__(self, door: Door, near: socket.socket, address: str, target: str) -> None:
         super().__init__()
-        self._door, self._target = door, target
+        self._door, self._near, self._target = door, near, target
+        self._has_begun = False
         self.address, self.since = address, asyncio.get_running_loop().time()
         self.group: tuple[dict[str, dict[_Connection, None]], str] | None = None
         self.certificate: str | None = None
@@ -456,8 +453,23 @@ class _Connection(_End):
         self._door.forget(self)
         super().connection_lost(error)
 
+    def begin(self) -> None:
+        """Reads from now on: there is a first byte, or the end."""
+        asyncio.get_running_loop().remove_reader(self._near)
+        self._has_begun = True
+        self._door.start(self._take())
+
+    async def _take(self) -> None:
+        if self.is_gone:
+            self._near.close()
+        else:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: self, self._near)
+
     def abort(self) -> None:
         """Closes both ends at once."""
+        if not self._has_begun:
+            asyncio.get_running_loop().remove_reader(self._near)
+            self._near.close()
         for end in (self, self.other):
             if end is not None and end.transport is not None:
                 end.transport.abort()
@@ -519,6 +531,7 @@ def _named(far: socket.socket, is_abstract: bool = sys.platform == "linux") -> A
         path.unlink(missing_ok=True)
 
 
+@functools.lru_cache(maxsize=1024)
 def _group(host: str) -> str:
     """Returns what a caller's connections count for: its address, or its /64 of IPv6."""
     address = ipaddress.ip_address(host.partition("%")[0])
