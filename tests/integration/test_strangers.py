@@ -206,6 +206,10 @@ ATTACKS = [idle, idle_from_everywhere, half_shaken, junk, revoked, storm, bombs]
 def check(attacked, say: str) -> None:
     """Checks that everybody else is answered, and writes down what it was like."""
     found = attacked.waits()
+    for _ in range(2):
+        # A busy machine is slow at times; an attack that keeps others waiting does it each time.
+        if max(found.values()) >= SECONDS:
+            found = attacked.waits()
     row = {**found, "files": attacked.files, "megabytes": attacked.megabytes}
     # Shown by `pytest -rP`.
     logging.getLogger(__name__).warning(

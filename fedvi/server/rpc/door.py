@@ -19,6 +19,7 @@ import ipaddress
 import itertools
 import logging
 import os
+import random
 import socket
 import sys
 import tempfile
@@ -294,9 +295,13 @@ class Door:
         return True
 
     def _give_up(self, group: "dict[_Connection, None]") -> None:
-        """Closes the oldest of some connections, among those without a byte first."""
+        """Closes one of some connections: the oldest without a byte, or else any.
+
+        Any, not the oldest: among many that keep coming, an honest one would be the oldest before its
+        handshake is done, again and again.
+        """
         silent = (one for one in group if one.is_silent)
-        self._cut(next(silent, None) or next(iter(group)))
+        self._cut(next(silent, None) or random.choice(list(group)))
 
     def _cut(self, connection: "_Connection") -> None:
         self._closed += 1
@@ -421,7 +426,7 @@ class _Connection(_End):
     def __init__(self, door: Door, near: socket.socket, address: str, target: str) -> None:
         super().__init__()
         self._door, self._near, self._target = door, near, target
-        self._has_begun = False
+        self._has_begun = self._has_dialled = False
         self.address, self.since = address, asyncio.get_running_loop().time()
         self.group: tuple[dict[str, dict[_Connection, None]], str] | None = None
         self.certificate: str | None = None
@@ -434,10 +439,10 @@ class _Connection(_End):
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if not self.is_silent:
+        if self._has_dialled:
             super().data_received(data)
             return
-        self.is_silent, self._first = False, data
+        self._has_dialled, self._first = True, data
         self.transport.pause_reading()
         self._door.start(self._dial())
 
@@ -454,9 +459,19 @@ class _Connection(_End):
         super().connection_lost(error)
 
     def begin(self) -> None:
-        """Reads from now on: there is a first byte, or the end."""
+        """Reads from now on, if there is a first byte; at the end, or without one, it is gone at once."""
+        try:
+            first = self._near.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self.abort()
+            self._door.forget(self)
+            return
         asyncio.get_running_loop().remove_reader(self._near)
-        self._has_begun = True
+        self._has_begun, self.is_silent = True, False
         self._door.start(self._take())
 
     async def _take(self) -> None:

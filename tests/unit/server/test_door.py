@@ -120,11 +120,20 @@ def test_of_one_address_the_oldest_silent_connection_makes_room(opened):
     assert all(map(is_open, (speaking, newer, newest)))
     last = dial(b"hello")
     wait_for(lambda: is_closed(newer))
-    # Where all have spoken, the oldest of them goes.
-    dial(b"hello")
-    wait_for(lambda: is_closed(speaking))
-    assert is_open(last)
-    assert found.counts.closed == 3
+    # Where all have spoken, one of them goes.
+    latest = dial(b"hello")
+    assert is_open(latest)
+    wait_for(lambda: sum(map(is_open, (speaking, newest, last))) == 2)
+    assert found.counts == (0, 3, 3)
+
+
+def test_connections_that_are_opened_and_closed_at_once_drive_out_none_that_speaks(opened):
+    found, dial, _ = opened(per_address=4)
+    speaking = dial(b"hello")
+    for _ in range(300):
+        dial().close()
+    wait_for(lambda: found.counts.waiting == 1)
+    assert is_open(speaking)
 
 
 def test_connections_of_one_address_drive_out_none_of_another(opened):
