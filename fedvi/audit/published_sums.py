@@ -42,9 +42,9 @@ def check_sums(spec: ServerSpec, seed: int = 0) -> list[Finding]:
             "the server folds every answer by itself, expected one that publishes sums alone",
             'the study promises view = "message": there is nothing to look at here',
         )
-    # A quorum of 1, so that the fold itself must handle too few answers.
+    # A quorum of 1, so that the fold itself must handle too few answers. Answers are made up, of any size.
     gather = spec.gather
-    spec = spec._replace(headers={}, budget=None, patience=Patience(1.0, 1))
+    spec = spec._replace(headers={}, budget=None, limits={}, patience=Patience(1.0, 1))
     masked = spec
     # Play without masks, which would hide differences between answers from this audit too.
     spec = spec._replace(gather=gather._replace(bits=None))

@@ -19,6 +19,7 @@ from fedvi.server import logs
 from fedvi.server.app import Addresses, App, Outcome, Settings, payload_limit, serve
 from fedvi.server.core import protocol
 from fedvi.server.core.protocol import ServerSpec, ServerState
+from fedvi.server.rpc.door import PER_ADDRESS
 from fedvi.server.store.durable import SqliteServerStore
 from fedvi.server.store.transcript import TRANSCRIPT, Recorder
 from fedvi.study.config import Study, load_study
@@ -91,6 +92,22 @@ __all__ = ["server"]
     help="Of a study with masked sums, keep all that each sum is computed from in the folder `transcript` "
     "of --state. With it, sites can recompute the run: `fedvi ledger verify --transcript`.",
 )
+@click.option(
+    "--connections",
+    type=click.IntRange(min=8),
+    metavar="NUMBER",
+    help="Connections at once, of all addresses together. Each takes four open files. [default: 4096, or "
+    "as many as the limit of open files allows]",
+)
+@click.option(
+    "--connections-per-address",
+    type=click.IntRange(min=1),
+    default=PER_ADDRESS,
+    show_default=True,
+    metavar="NUMBER",
+    help="Connections of one address over which no call was admitted yet; a newer one closes the oldest. "
+    "Those of sites at work are not counted, so that many may share an address.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @code_flags
 def server(
@@ -107,6 +124,8 @@ def server(
     linger: float,
     extend: bool,
     transcript: bool,
+    connections: int | None,
+    connections_per_address: int,
     as_json: bool,
 ) -> None:
     """Run the server of a federation until its schedule is done.
@@ -141,6 +160,8 @@ def server(
         metrics=metrics,
         page=page,
         linger_seconds=linger,
+        connections=connections,
+        connections_per_address=connections_per_address,
     )
     settings.check()
     for line in (*_expiry(tls), *_exposed(settings)):

@@ -7,7 +7,7 @@ import jax
 
 from fedvi import errors
 
-__all__ = ["Optimiser", "adam", "check_learning_rate"]
+__all__ = ["LONGEST_STEP", "Optimiser", "adam", "check_learning_rate"]
 
 
 class Optimiser(NamedTuple):
@@ -15,6 +15,11 @@ class Optimiser(NamedTuple):
 
     init: Callable[[Any], Any]
     ascend: Callable[[Any, Any, Any], tuple[Any, Any]]
+
+
+LONGEST_STEP = 1.2
+"""Bounds how far one step of ``adam`` moves a number, in learning rates. By the Cauchy–Schwarz inequality
+it is at most (1 − b1)/√((1 − b2)(1 − b1²/b2)) = 1.165, with b1 = 0.9 and b2 = 0.95."""
 
 
 def adam(learning_rate: float, steps: int) -> Optimiser:

@@ -38,6 +38,7 @@ from fedvi.transport.files import PRIVATE, put
 from fedvi.typing import Eta
 from fedvi.updates import base, finish, noise_aware, statistics
 from fedvi.updates.conjugate import fields_of, from_table, is_own, to_table, tupled
+from fedvi.updates.limits import Limit
 
 if TYPE_CHECKING:
     from fedvi.study.build import Assembly
@@ -62,7 +63,7 @@ FILE = "plan.json"
 ARRAYS = "plan"
 """The name, within a server's folder, of the folder of a plan's large arrays."""
 
-_FORMAT = 2
+_FORMAT = 3
 
 _INLINE_BYTES = 1 << 20  # a larger array would take several times its size as text
 
@@ -86,11 +87,13 @@ class Part(NamedTuple):
       cost: the event of one answer.
       finish: turns an answer into a change of the worker's factor.
       header: of its ledger; None for the prior's worker, which reads no record.
+      limit: how large an answer may be; None if it has no limit.
     """
 
     cost: events.Event
     finish: Finish
     header: ledger.Header | None
+    limit: Limit | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,6 +266,7 @@ def make(assembly: "Assembly") -> ServerPlan:
                 spec.costs[name],
                 _named(spec.finish[name], "finish", name, assembly.study),
                 spec.headers.get(name),
+                spec.limits.get(name),
             )
             for name in spec.clients
         },
@@ -307,6 +311,7 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
         seeded_otherwise=plan.study.digest_if_seeded_otherwise,
         stand=None if plan.stand is None else _found(plan.stand, plan.study),
         renews=plan.renews,
+        limits={name: part.limit for name, part in plan.workers.items() if part.limit is not None},
         gather=plan.gather,
     )
 
@@ -461,6 +466,7 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
                 "cost": events.to_json(part.cost),
                 "finish": part.finish._asdict(),
                 "header": part.header and ledger.to_lines(ledger.open_ledger(part.header))[0],
+                "limit": part.limit,
             }
             for name, part in plan.workers.items()
         ],
@@ -510,6 +516,7 @@ def _from_json(content: Any, path: Path, parts: plugins.OutsideCode | None = Non
                     events.from_json(item["cost"]),
                     _read_finish(item["finish"]),
                     item["header"] and ledger.from_lines([item["header"]]).header,
+                    item["limit"] and Limit(*item["limit"]),
                 )
                 for item in content["workers"]
             },

@@ -1,7 +1,7 @@
 """Runs the server as a process: opens its ports, serves until the run ends, and shuts down.
 
-clients ──► access ──► Federation ──► dispatcher ──► coordinator ──► store
-operators ──► access ──► Admin ────────┘ (one thread: the single writer)
+clients ──► door ──► access ──► Federation ──► dispatcher ──► coordinator ──► store
+operators ──► door ──► access ──► Admin ────────┘ (one thread: the single writer)
 """
 
 import asyncio
@@ -25,10 +25,12 @@ from fedvi.federation.messages import Reply, Request
 from fedvi.server import logs
 from fedvi.server.coordinator import Coordinator, ServerStore
 from fedvi.server.core.protocol import ServerSpec, ServerState
+from fedvi.server.rpc import door
 from fedvi.server.rpc.access import CALLS_A_SECOND, CALLS_AT_ONCE, Access
 from fedvi.server.rpc.admin import Admin, describe
 from fedvi.server.rpc.calls import Calls, Reading
 from fedvi.server.rpc.dispatcher import Dispatcher
+from fedvi.server.rpc.door import Door
 from fedvi.server.rpc.health import Health
 from fedvi.server.rpc.service import Federation
 from fedvi.server.rpc.sockets import SOCKET, check_address, socket_address
@@ -49,10 +51,17 @@ __all__ = ["Addresses", "App", "Outcome", "Settings", "payload_limit", "serve"]
 # How long calls in progress may take to end when the server stops; requests for work end at once.
 _GRACE_SECONDS = 5.0
 
+# gRPC's sockets in the state folder, to which the door passes what clients and operators send.
+_DOORS = ("door.sock", "door2.sock")
+
 _OPTIONS = (
     ("grpc.max_receive_message_length", MESSAGE_LIMIT),
     ("grpc.max_send_message_length", MESSAGE_LIMIT),
     ("grpc.max_concurrent_streams", 64),
+    # What comes compressed stays so, and is refused: 4 kB may unfold to gigabytes.
+    ("grpc.per_message_decompression", 0),
+    # A TLS handshake takes a few round trips.
+    ("grpc.server_handshake_timeout_ms", 10_000),
     # Two servers on one port would each see half of the calls.
     ("grpc.so_reuseport", 0),
     # Clients ping every 30 s while a call is open, so that no middlebox drops the connection.
@@ -90,6 +99,8 @@ class Settings:
       linger_seconds: how long an ended run waits for clients to hear of it.
       payload_limit: the most bytes of an answer.
       calls_a_second: the most calls a second from one client.
+      connections: the most connections at once; None for as many as the limit of open files allows.
+      connections_per_address: the most from one address that are not admitted yet.
     """
 
     folder: Path
@@ -104,6 +115,8 @@ class Settings:
     linger_seconds: float = 60.0
     payload_limit: int = PAYLOAD_LIMIT
     calls_a_second: float = CALLS_A_SECOND
+    connections: int | None = None
+    connections_per_address: int = door.PER_ADDRESS
 
     def check(self) -> None:
         """Checks the settings before anything is computed.
@@ -262,7 +275,8 @@ class App:
         """Opens all ports, those of operators first."""
         settings = self._settings
         calls = self._calls = Calls(dispatcher.post)
-        access = Access(self._spec.clients, roster, settings.calls_a_second)
+        entry = self._entry(stack)
+        access = Access(self._spec.clients, roster, settings.calls_a_second, door=entry)
         uploads = Uploads(settings.folder / "uploads", settings.payload_limit)
         accepted = dispatcher.state.accepted.items()
         uploads.sweep((task_id.rpartition("/")[0], sha256) for task_id, sha256 in accepted)
@@ -294,13 +308,13 @@ class App:
         if settings.admin is not None:
             remote = self._server(health, calls, access, hurries=False)
             admin_pb2_grpc.add_AdminServiceServicer_to_server(admin(access), remote)
-            remote_address = await _listen(remote, settings.admin, settings.tls, stack)
+            remote_address = await self._listen(remote, settings.admin, _DOORS[1], entry, stack)
         public = self._server(health, calls, access, hurries=True)
         federation_pb2_grpc.add_FederationServiceServicer_to_server(federation, public)
-        address = await _listen(public, settings.listen, settings.tls, stack)
+        address = await self._listen(public, settings.listen, _DOORS[0], entry, stack)
         metrics = None
         if settings.metrics is not None:
-            metrics = Metrics(settings.metrics, describe_run, calls)
+            metrics = Metrics(settings.metrics, describe_run, calls, lambda: entry.counts)
             stack.callback(metrics.close)
         page = None
         if settings.page is not None:
@@ -321,10 +335,48 @@ class App:
             None if page is None else page.address,
         )
 
+    def _entry(self, stack: contextlib.AsyncExitStack) -> Door:
+        """Opens the door of the ports for other machines, as wide as the limit of open files allows."""
+        settings, clients = self._settings, len(self._spec.clients)
+        limit = door.descriptors(settings.connections)
+        most = door.room(limit, settings.connections)
+        needed = 2 * CALLS_AT_ONCE + 4 * clients
+        said = f"at most {most} connections at once: the limit of open files is {limit}"
+        if most < needed:
+            logs.log(
+                "connections",
+                f"{said}, which is little for {clients} clients; raise it (`ulimit -n`, `ulimits` of a "
+                "container)",
+                logging.WARNING,
+            )
+        else:
+            logs.log("connections", said, connections=most, open_files=limit)
+        entry = Door(most, settings.connections_per_address)
+        stack.callback(entry.close)
+        return entry
+
+    async def _listen(
+        self, server: Any, address: str, inner: str, entry: Door, stack: contextlib.AsyncExitStack
+    ) -> str:
+        """Starts a server behind a door; returns the address with the port it got."""
+        settings = self._settings
+        if address.startswith("unix:"):  # guarded by the permissions of its folder
+            return await _listen(server, address, settings.tls, stack)
+        found, bound = entry.bind(address)
+        path = settings.folder / inner
+        path.unlink(missing_ok=True)
+        target = socket_address(settings.folder, inner)
+        await _listen(server, target, settings.tls, stack)
+        path.chmod(0o600)
+        entry.listen(found, target.removeprefix("unix:"))
+        # Before the server stops: calls end in its grace, and no new ones come.
+        stack.callback(entry.shut)
+        return bound
+
     def _server(self, health: Health, calls: Calls, access: Access, hurries: bool) -> Any:
         clients = len(self._spec.clients)
         server = grpc.aio.server(
-            interceptors=[Reading(calls, access.place, hurries)],
+            interceptors=[Reading(calls, access, hurries)],
             options=_OPTIONS,
             # Room for all clients at their own limit, and for some other callers.
             maximum_concurrent_rpcs=64 + CALLS_AT_ONCE * clients,

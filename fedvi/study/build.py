@@ -237,6 +237,11 @@ class Assembly:
             seeded_otherwise=self.study.digest_if_seeded_otherwise,
             stand=self.solvers[self.clients[0]].stand,
             renews=self.solvers[self.clients[0]].renews,
+            limits={
+                name: solver.limit
+                for name, solver in self.solvers.items()
+                if solver.limit is not None
+            },
             gather=self.gather,
         )
 

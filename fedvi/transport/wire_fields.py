@@ -60,9 +60,11 @@ def anchor_from(message: Any) -> Anchor | None:
 
 def spec_from(spec: pb.TensorSpec, field: str) -> bundle.Spec:
     name = checked_name(f"{field}.name", spec.name)
+    if len(spec.shape) > _RANK:
+        raise errors.ProtocolError(
+            f"{field}.shape has {len(spec.shape)} axes, expected up to {_RANK}"
+        )
     shape = tuple(checked_count(f"{field}.shape", length) for length in spec.shape)
-    if len(shape) > _RANK:
-        raise errors.ProtocolError(f"{field}.shape has {len(shape)} axes, expected up to {_RANK}")
     scale = spec.scale if spec.HasField("scale") else None
     return bundle.Spec(name, checked_name(f"{field}.dtype", spec.dtype), shape, scale)
 

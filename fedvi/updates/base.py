@@ -14,6 +14,7 @@ from fedvi.expfam.gaussian import GaussianEta
 from fedvi.privacy import events
 from fedvi.typing import Eta, Key, Records
 from fedvi.updates.coordinates import Coordinates, Survey
+from fedvi.updates.limits import Limit
 
 if TYPE_CHECKING:  # a server imports this file without JAX
     from fedvi.privacy.release import Released
@@ -225,6 +226,8 @@ class LocalSolver(NamedTuple):
         programs do not keep what the proof of sensitivity assumes of them. It reads dtypes and shapes only,
         and checks each layout once. None: nothing is checked, and a study under a budget refuses the solver
         unless its mechanism promises nothing.
+      limit: how large a released value may be, by public numbers alone: the server refuses a larger one.
+        None: nothing bounds it.
     """
 
     name: str
@@ -252,6 +255,7 @@ class LocalSolver(NamedTuple):
     ) = None
     finish_many: Callable[[dict[str, np.ndarray], Task, Any], Any] | None = None
     check: Callable[[Shard], None] | None = None
+    limit: Limit | None = None
 
 
 def compiled_once(make: _Make) -> _Make:

@@ -8,10 +8,12 @@ import pytest
 
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
+from fedvi.expfam.base import FactoredGaussian
 from fedvi.inference import solvers
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.transport import codec
 from fedvi.typing import IDS
+from fedvi.updates import limits
 from fedvi.updates.base import Fold, Shard, Task
 
 NAMES = ("a", "b")
@@ -192,6 +194,35 @@ def test_garbage_in_rows_that_hold_no_record_changes_no_byte(case):
             column[empty] = bad[empty]
         sent.add(codec.encode(solve(solver, shard._replace(records=records), task)).sha256)
     assert len(sent) == 1
+
+
+@pytest.mark.nightly(
+    only=(
+        "local_averaging-full_gaussian",
+        "site_release-full_gaussian",
+        "vips-full_gaussian",
+        "dp_optimisation-full_gaussian",
+    )
+)
+def test_no_answer_is_longer_than_its_server_takes(case):
+    family, solver, shard, task = case
+    if solver.limit is None:
+        # Without noise nothing is clipped. Of a low-rank answer the server does not know the units.
+        is_low_rank = isinstance(family, FactoredGaussian)
+        assert solver.name in ("exact", "glm", "gradient") or is_low_rank
+        return
+    # Alike, and as large as may be: their contributions point one way.
+    records = {
+        name: array if name == IDS else np.full_like(array, 1e6)
+        for name, array in shard.records.items()
+    }
+    limit = solver.limit
+    for seed in range(3):
+        found = received(solve(solver, Shard(records, np.ones(16, bool)), task, seed))
+        limits.check(limit, found, "an answer")
+        far = {name: array + limit.of_sum(2) for name, array in found.items()}
+        with pytest.raises(errors.ProtocolError, match=r"is longer than"):
+            limits.check(limit, far, "an answer")
 
 
 def test_the_broadcast_posterior_is_not_written_to(case):

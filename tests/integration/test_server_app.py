@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import re
 import socket
 import threading
 import time
@@ -910,3 +911,20 @@ def test_a_server_that_cannot_keep_time_stops_and_its_log_says_where(tmp_path, m
         assert record not in str(lines)
         # By itself: nobody stops it.
         wait_for(lambda: not [t for t in threading.enumerate() if t.name == "coordinator_0"])
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_a_compressed_message_is_refused_unread_and_the_server_goes_on(tmp_path, compression):
+    spec = make_spec()
+    with running(spec, tmp_path) as server:
+        channel = server.channel(server.addresses.listen)
+        call = channel.stream_unary("/fedvi.v1.FederationService/SubmitResult")
+        # 4 MB, which come as 4 kB.
+        error, code = refusal(
+            lambda: call(iter([bytes(4 << 20)]), compression=compression, timeout=20.0)
+        )
+        assert isinstance(error, errors.ProtocolError)
+        # gzip is known by its first bytes; of the other it says how many bytes it saw.
+        assert re.search(r"came compressed|^\d{4} bytes are no message", str(error))
+        assert code == grpc.StatusCode.INVALID_ARGUMENT
+        assert server.link(spec, "south").handle(greeting(spec, "south")).version == 0

@@ -68,8 +68,11 @@ def fedvi(*arguments, expect: int = 0, **options) -> subprocess.CompletedProcess
 class Process:
     """A `fedvi server` that runs; its log is read as it comes."""
 
-    def __init__(self, study: Path, state: Path, *options: str) -> None:
-        command = [*FEDVI, "server", str(study), "--state", str(state), "--listen", "127.0.0.1:0"]
+    def __init__(
+        self, study: Path, state: Path, *options: str, before: tuple[str, ...] = ()
+    ) -> None:
+        command = [*before, *FEDVI, "server", str(study), "--state", str(state)]
+        command += ["--listen", "127.0.0.1:0"]
         self.process = subprocess.Popen(
             [*command, "--log-format", "json", *options],
             stdout=subprocess.PIPE,
@@ -107,8 +110,8 @@ class Process:
 
 
 @contextlib.contextmanager
-def server(study, state, *options):
-    running = Process(study, state, *options)
+def server(study, state, *options, before=()):
+    running = Process(study, state, *options, before=before)
     try:
         assert running.ready.wait(60.0)
         assert running.process.poll() is None, running.lines

@@ -392,7 +392,6 @@ def test_calls_whose_message_never_comes_take_no_places_of_others(
 
     with serving(folders, tmp_path, spec) as server, contextlib.ExitStack() as closing:
         closing.callback(sent.set)
-        authority.revoke(folders["ca"], "north")
         credentials = identity.channel_credentials(folders["north"])
         held = []
         for _ in range(3):
@@ -404,6 +403,37 @@ def test_calls_whose_message_never_comes_take_no_places_of_others(
         wait_until(lambda: all(call.done() for call in held))
         refused = [str(status.from_status(call)) for call in held]
         assert sum("did not come within 5 s" in text for text in refused) == access.CALLS_AT_ONCE
+
+
+@pytest.mark.parametrize("method", ["Hello", "SubmitResult", "GetPayload"])
+def test_a_revoked_client_is_refused_before_it_sends_anything(folders, tmp_path, method):
+    spec, sent = make_spec(), threading.Event()
+
+    def never():
+        sent.wait(30.0)
+        yield from ()
+
+    with serving(folders, tmp_path, spec) as server, contextlib.ExitStack() as closing:
+        closing.callback(sent.set)
+        authority.revoke(folders["ca"], "north")
+        channel = server.channel(
+            server.addresses.listen, identity.channel_credentials(folders["north"])
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            channel.stream_unary(f"/fedvi.v1.FederationService/{method}")(never(), timeout=20.0)
+        assert "'north' was revoked on" in str(status.from_status(caught.value))
+
+
+def test_a_stranger_fills_no_log_with_refusals(folders, tmp_path):
+    spec = make_spec()
+    with serving(folders, tmp_path, spec) as server:
+        authority.revoke(folders["ca"], "north")
+        stub = server.federation(identity.channel_credentials(folders["north"]))
+        for _ in range(100):
+            with pytest.raises(grpc.RpcError):
+                stub.Hello(wire.pb.HelloRequest(client="north"))
+        told = list(server.admin().WatchRun(admin_pb2.WatchRunRequest(once=True)))
+        assert 1 <= sum(event.kind == "refused" for event in told) < 40
 
 
 @pytest.mark.parametrize("revoked_first", [False, True])

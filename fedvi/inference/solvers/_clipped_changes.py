@@ -28,6 +28,7 @@ from fedvi.privacy.sampling import full
 from fedvi.typing import IDS, Key
 from fedvi.updates.base import Change, CleanState, LocalSolver, Shard, Task, compiled_once
 from fedvi.updates.finish import finish_change
+from fedvi.updates.limits import limit_of
 from fedvi.updates.noise_aware import of_changes
 from fedvi.updates.whitened_changes import PriorFrame, from_vector, to_vector
 
@@ -285,6 +286,7 @@ def solver_of(
         clip_norm=clip_norm,
         mark=mechanism.mark,
         stand=functools.partial(of_changes, noise_sd=noise_sd),
+        limit=limit_of(parts, clip_norm, mechanism.noise_multiplier, family.number_count),
         adds_up=out.shapes if clean else None,
         # A part is fitted by itself and may change in any way: what is checked is the sum of the parts.
         check=checked_visits.check_of_changes(

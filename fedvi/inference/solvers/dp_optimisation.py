@@ -1,6 +1,7 @@
 """Local DP-VI: maximises the local objective with clipped, noised per-record gradients."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,13 +11,13 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.expfam import tree
-from fedvi.expfam.base import FactoredGaussian
+from fedvi.expfam.base import FactoredGaussian, is_full
 from fedvi.inference import whitened
 from fedvi.inference.blocks import is_large, rows_at, single_precision
 from fedvi.inference.checked_visits import check_of
 from fedvi.inference.clipping import MOST_ROWS, Parts, clipped, longest_part
 from fedvi.inference.local_latents import Local, local_problem
-from fedvi.inference.optimiser import adam, check_learning_rate
+from fedvi.inference.optimiser import LONGEST_STEP, adam, check_learning_rate
 from fedvi.inference.predictor import gradients, has_predictor
 from fedvi.models.base import Model
 from fedvi.privacy import events
@@ -33,6 +34,7 @@ from fedvi.updates.base import (
     finish_natural,
 )
 from fedvi.updates.finish import SHARPEST, finish_whitened, to_low_rank
+from fedvi.updates.limits import Limit
 
 __all__ = ["dp_optimisation"]
 
@@ -100,6 +102,7 @@ def dp_optimisation(
     local = local_problem(family, model)
     low_rank = isinstance(family, FactoredGaussian)
     climb = _climber(local, sampler, mechanism, clip_norm, steps, learning_rate, draws)
+    numbers = family.size * (1 + (family.size if is_full(family) else 1))
     one_step = sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm)))
 
     def update(
@@ -130,6 +133,10 @@ def dp_optimisation(
         cost=events.repeat(one_step, steps),
         number_count=family.number_count,
         noised_count=local.family.number_count,
+        # Each number starts at 0 and moves with Adam. Effects and directions change the units.
+        limit=None
+        if low_rank or local.effects is not None
+        else Limit(math.sqrt(numbers) * learning_rate * steps * LONGEST_STEP, 0.0),
         clip_norm=clip_norm,
         mark=mechanism.mark,
         # The gradients of a larger batch would not fit into memory together.

@@ -40,6 +40,7 @@ from fedvi.updates.coordinates import (
     typical_norm,
 )
 from fedvi.updates.finish import finish_site, finish_sites
+from fedvi.updates.limits import limit_of
 from fedvi.updates.noise_aware import of_sites
 
 __all__ = ["site_release"]
@@ -241,6 +242,9 @@ def site_release(
         finish_many=functools.partial(finish_sites, **told),
         renews=True,
         streams=streams,
+        limit=limit_of(
+            sampler.capacity, clip_norm, mechanism.noise_multiplier, family.number_count
+        ),
         adds_up={"gradient": (family.size,), "curvature": (family.size * (family.size + 1) // 2,)},
         check=check_of(
             visits(

@@ -27,6 +27,7 @@ from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
 from fedvi.updates.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.updates.conjugate import Centred, ConjugateModel, Ragged, packed
+from fedvi.updates.limits import limit_of
 from fedvi.updates.statistics import broadcast, finish_statistics, stand_statistics
 
 __all__ = ["conjugate_form", "vips"]
@@ -163,6 +164,7 @@ def vips(
             return state, summed.by_blocks(keys, messages, shard.records, valid), told
         return state, summed.in_memory(keys, messages, single_precision(shard.records), valid), told
 
+    count = sum(block.number_count for block in model.blocks)
     settings: dict[str, Any] = {
         "averaging": float(kappa),
         "delay": float(delay),
@@ -176,7 +178,7 @@ def vips(
             finish_statistics, model=model, weights=weights, rate=float(sampler.rate), **settings
         ),
         cost=sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm))),
-        number_count=sum(block.number_count for block in model.blocks),
+        number_count=count,
         clip_norm=clip_norm,
         mark=mechanism.mark,
         stand=functools.partial(
@@ -187,6 +189,7 @@ def vips(
         ),
         renews=True,
         streams=True,
+        limit=limit_of(sampler.capacity, clip_norm, mechanism.noise_multiplier, count),
         adds_up={block.name: (block.number_count,) for block in model.blocks},
         check=check_of(
             visits(

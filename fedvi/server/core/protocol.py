@@ -67,6 +67,7 @@ from fedvi.server.core.turns import (
     tick,
 )
 from fedvi.transport import codec
+from fedvi.updates import limits
 from fedvi.updates.base import Change, Task
 
 __all__ = [
@@ -465,6 +466,10 @@ def _read(spec: ServerSpec, task: Task, payload: Payload) -> Change:
     value, event = codec.decode(payload)
     _check_cost(spec, task.client, task.task_id, event)
     what = f"the answer to task {task.task_id!r}"
+    limit = spec.limits.get(task.client)
+    # Of a masked answer only the sum can be checked.
+    if limit is not None and not spec.is_masked:
+        limits.check(limit, value, what)
     if spec.gather is not None:
         with strictly(f"{what} cannot be read"):
             return sum_rounds.exact(spec.gather, value, spec.prior, len(spec.clients))

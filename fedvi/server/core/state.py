@@ -23,6 +23,7 @@ from fedvi.server.core.fold_sizes import Weighed
 from fedvi.server.core.sum_rounds import Gather
 from fedvi.typing import Eta
 from fedvi.updates.base import Change, Fold, Standing, Task
+from fedvi.updates.limits import Limit
 
 __all__ = [
     "EXHAUSTED",
@@ -97,6 +98,8 @@ class ServerSpec(NamedTuple):
       stand: computes, from noisy factors, the q that is handed out and the one that is reported; see
         ``LocalSolver.stand``. None: both are prior + Σ factors, projected if it is improper.
       renews: whether answers are folded with s = 1; see ``LocalSolver.renews``.
+      limits: client → how large its answers may be by what the study declares; a client that is left out
+        has no limit.
       gather: how the answers of a round are added up if only their sum is published; None if answers are
         folded individually.
       record: with ``gather``, called with the state before the sum of its answers is folded (True) or
@@ -119,6 +122,7 @@ class ServerSpec(NamedTuple):
     keep: Callable[[Eta], Eta] = lambda eta: eta
     stand: Callable[[Any, Fold, Standing | None], Standing] | None = None
     renews: bool = False
+    limits: Mapping[str, Limit] = _NOTHING
     gather: Gather | None = None
     record: Callable[["ServerState", bool], None] = lambda state, is_folded: None
 

@@ -36,6 +36,7 @@ from fedvi.server.core.state import (
     served,
 )
 from fedvi.typing import Eta
+from fedvi.updates import limits
 from fedvi.updates.base import Fold, Standing
 
 __all__ = [
@@ -447,6 +448,9 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
     task = state.answers[0].task._replace(factor=whole, visit=state.version)
     left = openings.streams(spec, state) if openings.opens(spec) else ()
     told = sum_rounds.totals(gather, [answer.change for answer in state.answers], *left)
+    louder = gather.top_up.louder(len(members), len(state.answers))
+    if (limit := spec.limits.get(task.client)) is not None:
+        limits.check(limit, told, "the sum of a round", len(members), max(1.0, louder))
     finished = spec.finish[task.client](told, task)
     change = finished.delta
     check_size(change, "the sum of a round")
@@ -475,8 +479,8 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
     if spec.stand is not None:
         # Assume the noise of all clients even if some did not answer: never less than the actual noise.
         asked = dict.fromkeys(members, task.posterior)
-        louder = 1.0 if state.standing is None else state.standing.noise
-        louder = max(louder, gather.top_up.louder(len(members), len(state.answers)))
+        before_it = 1.0 if state.standing is None else state.standing.noise
+        louder = max(before_it, louder)
         fold = Fold(spec.prior, spec.prior, after.posterior, factors, asked, damping)
         fold = fold._replace(noise=louder)
         if finished.survey is not None:

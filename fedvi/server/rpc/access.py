@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedvi import errors
+from fedvi.server.rpc.door import Door
 from fedvi.transport.roster import Roster, holder
 from fedvi.typing import PRIOR
 
@@ -62,6 +63,7 @@ class Access:
       roster: the valid certificates; None for plaintext.
       rate: calls a second for each client.
       burst: calls at once.
+      door: accepts the connections; it is told which of them are admitted.
     """
 
     def __init__(
@@ -70,8 +72,9 @@ class Access:
         roster: Roster | None,
         rate: float = CALLS_A_SECOND,
         burst: float = BURST,
+        door: Door | None = None,
     ) -> None:
-        self._roster = roster
+        self._roster, self._door = roster, door
         self._buckets = {name: Bucket(rate, burst) for name in names}
         self._others = Bucket(rate, burst)
         # Certificate, or name for one that is not admitted → calls.
@@ -109,25 +112,52 @@ class Access:
             if not self._open[counted]:
                 del self._open[counted]
 
-    def admit(self, context: Any, client: str) -> None:
-        """Checks a call whose message says that it comes from ``client``.
+    def enter(self, context: Any, role: str | None) -> None:
+        """Checks a call by its certificate alone, before anything that it sent is read.
+
+        Args:
+          context: of the call.
+          role: the role that the service is for; None: it answers any certificate of the authority.
 
         Raises:
-          IdentityError: the call has no certificate, an invalid one, or that of another client.
+          IdentityError: the call has no certificate, or an invalid one.
+          RateExceeded: too many calls, of this client or of all callers that are refused.
+        """
+        fingerprint = ""
+        if self._roster is not None:
+            try:
+                found = self._identify(context, role, None)
+            except (errors.IdentityError, errors.TransportError) as error:
+                if role is None:
+                    return
+                if isinstance(error, errors.IdentityError):
+                    # Not from a client's bucket: whoever calls with a revoked key is that client no more.
+                    self._limit("")
+                raise
+            # Strangers must not use up what operators may call.
+            if role == "client":
+                self._limit(found.name)
+            fingerprint = found.fingerprint
+        if self._door is not None:
+            self._door.admit(context.peer(), fingerprint)
+
+    def admit(self, context: Any, client: str) -> None:
+        """Checks that a call which has entered comes from the client that its message names.
+
+        Without a roster this is the only check, and the named client's calls are limited here.
+
+        Raises:
+          IdentityError: the name is another than the certificate's, or is reserved.
           RateExceeded: too many calls.
         """
-        try:
-            if client == PRIOR:
-                raise errors.IdentityError(
-                    f"the call says that it comes from {client!r}, a reserved name",
-                    "a client's name is that of its [[clients]] entry in the study",
-                )
-            self._identify(context, "client", client)
-        except errors.IdentityError:
-            # Not from the named client's bucket: the caller is not that client.
-            self._limit("")
-            raise
-        self._limit(client)
+        if client == PRIOR:
+            raise errors.IdentityError(
+                f"the call says that it comes from {client!r}, a reserved name",
+                "a client's name is that of its [[clients]] entry in the study",
+            )
+        if self._roster is None:
+            self._limit(client)
+        self._identify(context, "client", client)
 
     def check(self, context: Any, client: str) -> None:
         """Checks an admitted call again, since its certificate may have been revoked meanwhile.
@@ -145,16 +175,21 @@ class Access:
         """
         self._identify(context, "admin", None)
 
-    def _identify(self, context: Any, role: str, name: str | None) -> None:
+    def _identify(self, context: Any, role: str | None, name: str | None) -> Any:
         if self._roster is None:
-            return
+            return None
         shown = self._shown.get(context) or _certificate(context)
         if shown is None:
             raise errors.IdentityError(
                 "the call came without a certificate",
                 "give --tls, the folder of an enrolled identity",
             )
-        self._roster.check(shown, role, name)
+        try:
+            return self._roster.check(shown, role, name)
+        except errors.IdentityError:
+            if self._door is not None:
+                self._door.refuse(context.peer())
+            raise
 
     def _counted(self, certificate: bytes, name: str) -> str | tuple[str]:
         """Returns what a call counts for: a stolen key takes no places of the new one after it.

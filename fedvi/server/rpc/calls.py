@@ -1,35 +1,38 @@
-"""Turns errors into gRPC statuses, and counts calls; for both services."""
+"""Reads calls at a bounded cost, turns errors into gRPC statuses, and counts calls; for all services."""
 
 import asyncio
 import logging
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack, aclosing
+from contextlib import ExitStack, aclosing
 from typing import Any, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError
+from google.protobuf.message import Message
 
 from fedvi import errors
 from fedvi.server import logs
 from fedvi.server.core import run_events
 from fedvi.server.core.run_events import RunEvent
+from fedvi.server.rpc.access import Access, Bucket
+from fedvi.transport import bounded
 from fedvi.transport.status import to_status
 
-__all__ = ["ASK_SECONDS", "MALFORMED", "READ_SECONDS", "Calls", "Reading", "TooSlow"]
+__all__ = ["ASK_SECONDS", "READ_SECONDS", "Calls", "Reading", "TooSlow"]
 
 T = TypeVar("T")
-
-
-MALFORMED = object()
-"""Stands for an unreadable message in a stream."""
 
 READ_SECONDS = 60.0
 """How long a caller may take to read a message of a stream: 256 KiB at 4 KB/s."""
 
 ASK_SECONDS = 60.0
 """How long a caller may take to send the message of a call."""
+
+# Refusals of certificates that are logged: each takes a line of the log and of the state's events.
+_REFUSALS_A_SECOND, _REFUSALS_AT_ONCE = 0.1, 20.0
+
+_ROLES = {"fedvi.v1.FederationService": "client", "fedvi.v1.AdminService": "admin"}
 
 
 class TooSlow(errors.TransportError):
@@ -45,6 +48,8 @@ class Calls:
 
     def __init__(self, tell: Callable[[RunEvent], None]) -> None:
         self._tell = tell
+        # One that is refused calls again and again: the counts below say how often.
+        self._refusals = Bucket(_REFUSALS_A_SECOND, _REFUSALS_AT_ONCE)
         # (method, "ok" or kind of error) → calls; client → bytes of accepted answers.
         self.calls: Counter[tuple[str, str]] = Counter()
         self.taken: Counter[str] = Counter()
@@ -67,7 +72,7 @@ class Calls:
             return await work
         except errors.FedviError as error:
             self.calls[method, type(error).__name__] += 1
-            if isinstance(error, errors.IdentityError):
+            if isinstance(error, errors.IdentityError) and self._refusals.take():
                 self._tell(run_events.refused(method, "", error))
             await context.abort(*to_status(error))
         except Exception as error:
@@ -82,14 +87,16 @@ class Calls:
 
 
 class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no types
-    """Refuses unreadable messages as ordinary errors, which gRPC would log at length; limits slow callers.
+    """Admits a call, then reads its message, then parses it; limits slow callers.
 
-    gRPC calls a handler of one message once that message has arrived. A caller that never sends it would
-    not be counted, and could hold all calls that the server takes. So every handler takes a stream here,
-    is counted first, and then reads its one message. Callers see no difference.
+    gRPC calls a handler of one message once that message has arrived and was parsed. A caller that never
+    sends it would not be counted, and could hold all calls that the server takes; one that is not admitted
+    could have large messages parsed. So every handler takes a stream of bytes here, is counted and admitted
+    first, and then reads its one message and parses it (``bounded.parse``). Callers see no difference. The
+    parts of an upload reach its handler as bytes. Health checks are admitted with any certificate.
 
     Args:
-      place: counts a caller's open calls.
+      access: counts a caller's open calls, and admits it.
       hurries: whether to end a stream that is not read for ``READ_SECONDS``; False for operators, who may
         read slowly.
     """
@@ -97,10 +104,10 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
     def __init__(
         self,
         calls: Calls,
-        place: Callable[[Any], AbstractContextManager[None]],
+        access: Access,
         hurries: bool,
     ) -> None:
-        self._calls, self._place, self._hurries = calls, place, hurries
+        self._calls, self._access, self._hurries = calls, access, hurries
         self._handlers: dict[str, Any] = {}
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
@@ -128,7 +135,8 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
             ) from None
 
     def _checked(self, handler: Any, path: str) -> Any:
-        method = path.rpartition("/")[2]
+        service, _, method = path[1:].partition("/")
+        role = _ROLES.get(service)
 
         async def refuse(context: Any, error: errors.FedviError) -> None:
             async def refused() -> None:
@@ -138,12 +146,14 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
 
         async def enter(context: Any, places: ExitStack) -> None:
             async def taken() -> None:
-                places.enter_context(self._place(context))
+                places.enter_context(self._access.place(context))
+                self._access.enter(context, role)
 
             await self._calls.part(context, method, taken())
 
         async def asked(context: Any) -> Any:
-            return await self._calls.part(context, method, _only(context, path))
+            kind = handler.request_deserializer.__self__
+            return await self._calls.part(context, method, _only(context, method, kind))
 
         async def unary(_: Any, context: Any) -> Any:
             with ExitStack() as places:
@@ -170,7 +180,7 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
 
         return handler._replace(
             request_streaming=True,
-            request_deserializer=_lenient(handler.request_deserializer),
+            request_deserializer=None,
             unary_unary=None,
             unary_stream=None,
             stream_unary=unary if handler.stream_unary is None else upload,
@@ -178,14 +188,13 @@ class Reading(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc has no 
         )
 
 
-async def _only(context: Any, path: str) -> Any:
+async def _only(context: Any, method: str, kind: type[Message]) -> Message:
     """Returns the message of a call.
 
     Raises:
       TooSlow: it did not come.
-      ProtocolError: there is none, or it is unreadable.
+      ProtocolError: there is none, or it is not what ``bounded.parse`` takes.
     """
-    method = path.rpartition("/")[2]
     try:
         async with asyncio.timeout(ASK_SECONDS):
             request = await context.read()
@@ -193,19 +202,6 @@ async def _only(context: Any, path: str) -> Any:
         raise TooSlow(
             f"the message of {method} did not come within {ASK_SECONDS:g} s", "ask again"
         ) from None
-    if request is MALFORMED or request is grpc.aio.EOF:
-        raise errors.ProtocolError(
-            f"what {method} was sent is no message of {path[1:].rpartition('.')[0]}",
-            "do both ends run the same version of fedvi?",
-        )
-    return request
-
-
-def _lenient(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    def read(content: bytes) -> Any:
-        try:
-            return parse(content)
-        except DecodeError:
-            return MALFORMED
-
-    return read
+    if request is grpc.aio.EOF:
+        raise errors.ProtocolError(f"{method} came without its message, expected one")
+    return bounded.parse(kind, request)

@@ -1,7 +1,8 @@
 """The FederationService: answers clients' gRPC calls through the dispatcher.
 
-Every call passes access control, then strict parsing, then goes to the coordinator. A refusal returns its
-kind and a hint, and the server goes on.
+Every call is admitted by its certificate before its bytes are read (``calls.Reading``). Then they are
+parsed, at a bounded cost; the name in the message is compared with the certificate's; and the coordinator
+answers. A refusal returns its kind and a hint, and the server goes on.
 """
 
 import asyncio
@@ -27,10 +28,10 @@ from fedvi.federation.messages import (
 )
 from fedvi.server.core import protocol
 from fedvi.server.rpc.access import Access
-from fedvi.server.rpc.calls import MALFORMED, Calls, TooSlow
+from fedvi.server.rpc.calls import Calls, TooSlow
 from fedvi.server.rpc.dispatcher import Dispatcher
 from fedvi.server.store.uploads import Interrupted, Upload, Uploads
-from fedvi.transport import bundle, wire
+from fedvi.transport import bounded, bundle, wire
 from fedvi.transport._wire import federation_pb2 as pb
 from fedvi.transport.bundle import Bundle
 from fedvi.typing import Eta
@@ -346,13 +347,11 @@ async def _next(context: Any) -> Any:
 
     Raises:
       Interrupted: nothing came for too long.
-      ProtocolError: the message is no part of an upload.
+      ProtocolError: it is not what ``bounded.parse`` takes.
     """
     try:
         async with asyncio.timeout(CHUNK_SECONDS):
             part = await context.read()
     except TimeoutError:
         raise Interrupted(f"nothing came for {CHUNK_SECONDS:g} s") from None
-    if part is MALFORMED:
-        raise errors.ProtocolError("a part of an upload is no message of fedvi.v1")
-    return None if part is grpc.aio.EOF else part
+    return None if part is grpc.aio.EOF else bounded.parse(pb.SubmitPart, part)

@@ -30,13 +30,13 @@ def check_address(option: str, address: str) -> None:
         )
 
 
-def socket_address(folder: Path) -> str:
-    """Returns the address of the socket in a server's folder, for gRPC.
+def socket_address(folder: Path, name: str = SOCKET) -> str:
+    """Returns the address of a socket in a server's folder, for gRPC; no name is longer than ``SOCKET``.
 
     Raises:
       ConfigError: both the absolute and the relative path are too long for a socket.
     """
-    absolute = folder.absolute() / SOCKET
+    absolute = folder.absolute() / name
     for path in (str(absolute), os.path.relpath(absolute)):
         if len(os.fsencode(path)) <= _LONGEST_PATH:
             return f"unix:{path}"

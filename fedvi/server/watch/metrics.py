@@ -9,6 +9,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from fedvi import errors
 from fedvi.server.rpc.calls import Calls
+from fedvi.server.rpc.door import Counts
 from fedvi.server.watch.places import SILENT_SECONDS, Places, Served
 
 __all__ = ["Metrics"]
@@ -26,12 +27,18 @@ class Metrics(Served):
       TransportError: the address cannot be bound.
     """
 
-    def __init__(self, address: str, describe_run: Callable[[], Any], calls: Calls) -> None:
+    def __init__(
+        self,
+        address: str,
+        describe_run: Callable[[], Any],
+        calls: Calls,
+        connections: Callable[[], Counts],
+    ) -> None:
         import prometheus_client
 
         host, _, port = address.rpartition(":")
         registry = prometheus_client.CollectorRegistry()
-        registry.register(_Collector(describe_run, calls))
+        registry.register(_Collector(describe_run, calls, connections))
         # Not start_http_server, which keeps a thread for every silent caller.
         app = prometheus_client.make_wsgi_app(registry)
         try:
@@ -59,8 +66,10 @@ class _Handler(WSGIRequestHandler):
 
 
 class _Collector:
-    def __init__(self, describe_run: Callable[[], Any], calls: Calls) -> None:
-        self._describe, self._calls = describe_run, calls
+    def __init__(
+        self, describe_run: Callable[[], Any], calls: Calls, connections: Callable[[], Counts]
+    ) -> None:
+        self._describe, self._calls, self._connections = describe_run, calls, connections
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -91,6 +100,14 @@ class _Collector:
         for client, size in sorted(dict(self._calls.taken).items()):
             taken.add_metric([client], size)
         yield taken
+        found = self._connections()
+        text = "Connections, by whether a call over them was admitted."
+        connections = GaugeMetricFamily("fedvi_connections", text, labels=["state"])
+        connections.add_metric(["admitted"], found.admitted)
+        connections.add_metric(["waiting"], found.waiting)
+        yield connections
+        text = "Connections closed, since places or time were short."
+        yield CounterMetricFamily("fedvi_connections_closed", text, value=found.closed)
 
     def _clients(self, run: Any) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily

@@ -11,7 +11,7 @@ import pytest
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference import solvers
+from fedvi.inference import optimiser, solvers
 from fedvi.inference.solvers.dp_optimisation import _split
 from fedvi.privacy import events, mechanisms, random, sampling
 from fedvi.privacy.mechanisms.gaussian import Gaussian
@@ -398,3 +398,17 @@ def test_the_keys_of_steps_are_those_that_split_gives():
         expected = jax.random.key_data(jax.random.split(key, 7))
         found = jax.random.key_data(_split(key, 7))
         np.testing.assert_array_equal(found, expected)
+
+
+def test_no_step_of_adam_is_longer_than_is_said():
+    # Against the recursion of Kingma and Ba, for the gradients that make the step of time t longest.
+    b1, b2 = 0.9, 0.95
+    for t in range(1, 400):
+        gradients = (b1 / b2) ** np.arange(t)[::-1]
+        first = second = 0.0
+        for gradient in gradients:
+            first = b1 * first + (1.0 - b1) * gradient
+            second = b2 * second + (1.0 - b2) * gradient**2
+        step = first / (1.0 - b1**t) / np.sqrt(second / (1.0 - b2**t))
+        assert step < optimiser.LONGEST_STEP
+    assert step > 1.16

@@ -1,9 +1,12 @@
 """Who may call, and how often: the rule apart from any network."""
 
+import datetime
+
 import pytest
 
 from fedvi import errors
 from fedvi.server.rpc.access import Access, Bucket, RateExceeded
+from fedvi.transport.certificates import Identity
 
 
 def test_a_bucket_gives_its_burst_at_once_and_its_rate_for_ever():
@@ -53,20 +56,53 @@ class Refusing:
         raise errors.IdentityError("unknown")
 
 
+class Knowing:
+    """A roster that knows one client."""
+
+    def check(self, certificate, role, name):
+        if name not in (None, "north"):
+            raise errors.IdentityError("another's")
+        return Identity("north", role, "", datetime.datetime.now(datetime.UTC))
+
+
 class Call:
     def auth_context(self):
         return {"x509_pem_cert": [b"pem"]}
 
 
-def test_who_is_refused_takes_nothing_from_the_client_that_it_says_to_be():
+def test_who_is_refused_takes_nothing_from_any_client():
     access = Access(("south",), None, rate=1e-9, burst=2.0)
     access._roster = Refusing()
     for expected in (errors.IdentityError, errors.IdentityError, RateExceeded, RateExceeded):
         with pytest.raises(expected):
-            access.admit(Call(), "south")
+            access.enter(Call(), "client")
     access._roster = None
     access.admit(None, "south")
     access.admit(None, "south")
+
+
+def test_who_passes_for_another_takes_nothing_of_what_that_may_call():
+    access = Access(("south", "north"), None, rate=1e-9, burst=2.0)
+    access._roster = Knowing()
+    for _ in range(2):
+        access.enter(Call(), "client")
+        with pytest.raises(errors.IdentityError, match=r"another's"):
+            access.admit(Call(), "south")
+    with pytest.raises(RateExceeded, match=r"'north' calls too often"):
+        access.enter(Call(), "client")
+    access._roster = None
+    access.admit(None, "south")
+
+
+def test_strangers_cannot_use_up_what_operators_may_call():
+    access = Access(("south",), None, rate=1e-9, burst=1.0)
+    access._roster = Refusing()
+    for expected in (errors.IdentityError, RateExceeded):
+        with pytest.raises(expected):
+            access.enter(Call(), "client")
+    access._roster = Knowing()
+    for _ in range(5):
+        access.enter(Call(), "admin")
 
 
 def test_a_call_without_a_certificate_is_refused_where_there_is_a_roster():
@@ -78,6 +114,6 @@ def test_a_call_without_a_certificate_is_refused_where_there_is_a_roster():
             return {}
 
     with pytest.raises(errors.IdentityError, match=r"without a certificate"):
-        access.admit(Plain(), "south")
+        access.enter(Plain(), "client")
     with pytest.raises(errors.IdentityError, match=r"without a certificate"):
         access.admit_operator(Plain())

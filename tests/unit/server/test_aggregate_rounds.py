@@ -69,13 +69,14 @@ def spec(request):
     topics = request.param == "topics"
     given = {"solver": "vips", "model": TOPICS} if topics else {"solver": request.param}
     found = build.assemble(parse_study(study(**given))).spec
-    return found._replace(headers={}, budget=None)
+    # Answers here are numbers of any size.
+    return found._replace(headers={}, budget=None, limits={})
 
 
 @pytest.fixture(scope="module")
 def site_spec():
     found = build.assemble(parse_study(study())).spec
-    return found._replace(headers={}, budget=None)
+    return found._replace(headers={}, budget=None, limits={})
 
 
 def payload(spec, client, seed, step=None, shift=0):
@@ -166,7 +167,7 @@ def test_the_sum_is_what_one_site_with_all_answers_would_have_sent(site_spec):
 
 def test_a_round_with_too_few_answers_is_given_up_and_stays_charged():
     assembly = build.assemble(parse_study(study()))
-    spec = assembly.spec._replace(patience=Patience(5.0, 1))
+    spec = assembly.spec._replace(patience=Patience(5.0, 1), limits={})
     state = protocol.initial_state(spec)
     for name in NAMES:
         anchor = protocol.step(
@@ -206,7 +207,7 @@ def test_a_round_with_too_few_answers_is_given_up_and_stays_charged():
 
 def test_a_run_of_which_no_round_was_published_has_failed():
     spec = build.assemble(parse_study(study(rounds=1))).spec
-    spec = spec._replace(headers={}, budget=None, patience=Patience(5.0, 1))
+    spec = spec._replace(headers={}, budget=None, limits={}, patience=Patience(5.0, 1))
     state = protocol.tick(spec, played(spec, NAMES[:2]), 6.0)
     assert state.status == "failed"
 

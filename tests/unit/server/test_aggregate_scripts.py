@@ -53,7 +53,8 @@ def study(*stages: dict[str, Any], **rest: Any) -> Study:
 
 def server(*stages: dict[str, Any], **rest: Any) -> protocol.ServerSpec:
     found = build.assemble(study(*stages, **rest)).spec
-    return found._replace(headers={}, budget=None)
+    # Answers here are numbers of any size.
+    return found._replace(headers={}, budget=None, limits={})
 
 
 def offered(spec: Any, state: Any, now: float = 0.0) -> Any:
@@ -155,7 +156,7 @@ def test_a_stage_that_converges_ends_by_what_is_published_and_costs_no_more() ->
 
 
 def test_clients_outside_a_stage_are_neither_asked_nor_charged() -> None:
-    spec = build.assemble(study(PART, ALL, PART)).spec
+    spec = build.assemble(study(PART, ALL, PART)).spec._replace(limits={})
     state = protocol.initial_state(spec)
     for seed, expected in enumerate([NAMES[2:], NAMES, NAMES[2:]]):
         for name in spec.clients:
@@ -244,7 +245,7 @@ def test_a_stage_waits_for_as_many_of_its_own_clients_as_a_sum_must_hold() -> No
 def test_a_server_that_was_killed_goes_on_at_its_stage(tmp_path: Any) -> None:
     stages = (ALL, PART, ALL)
     spec = build.assemble(study(*stages)).spec
-    spec = spec._replace(headers={}, budget=None)
+    spec = spec._replace(headers={}, budget=None, limits={})
     straight = protocol.initial_state(spec)
     killed = straight
     for seed in range(3):
