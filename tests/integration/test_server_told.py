@@ -18,7 +18,6 @@ from fedvi.server import logs
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.store.durable import SqliteServerStore
 from fedvi.study import build
-from fedvi.study.config import load_study
 from fedvi.study.spec import shared_parts
 from tests.commands import succeeded as fedvi
 from tests.studies import raw_study
@@ -32,7 +31,7 @@ def plans_in_this_process(monkeypatch):
     monkeypatch.setattr(
         server_plan,
         "_computed",
-        lambda path: server_plan.make(build.assemble(load_study(path))),
+        lambda path, study: server_plan.make(build.assemble(study)),
     )
     logger = logging.getLogger(logs.LOGGER)
     before = (list(logger.handlers), logger.level, logger.propagate)
