@@ -129,6 +129,7 @@ def test_a_private_study_passes(tmp_path: Path) -> None:
     assert set(verdicts(report).values()) == {"holds"}
     assert {finding["layer"] for finding in report["findings"]} == {
         "price",
+        "programs",
         "client",
         "worst",
         "replay",
