@@ -510,7 +510,9 @@ class _Connection(_End):
         assert self._first is not None
         other.transport.write(self._first)
         self._first = None
-        self.transport.resume_reading()
+        # Otherwise ``other`` has asked for a pause, and ends it once it has written enough.
+        if other.transport.get_write_buffer_size() <= _BUFFER:
+            self.transport.resume_reading()
 
     async def _reach(self, far: socket.socket) -> None:
         """Connects to gRPC, which may be slower than callers.
