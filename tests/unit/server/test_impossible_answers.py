@@ -111,6 +111,13 @@ def test_an_answer_beyond_what_the_study_bounds_is_refused_and_the_others_are_fo
     assert run.state.history[-1].missing == ("west",)
 
 
+def test_an_answer_without_arrays_is_refused_in_words():
+    run = Run("site_release")
+    task = run.state.tasks["west"]
+    with pytest.raises(errors.ProtocolError, match=r"an answer holds arrays"):
+        run.ask(Submit("west", task.task_id, payload(run.spec, "west", {})))
+
+
 def test_the_event_of_a_refusal_names_the_site():
     run = Run("site_release")
     with pytest.raises(errors.ProtocolError) as caught:
