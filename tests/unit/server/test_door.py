@@ -171,6 +171,17 @@ def test_connections_of_one_address_drive_out_none_of_another(opened):
     assert found.counts == (0, 6, 15)
 
 
+def test_silent_connections_of_many_addresses_drive_out_none_that_speaks(opened):
+    found, dial, _ = opened(most=4)
+    speaking = dial(b"hello")
+    silent = [dial(source=f"127.0.1.{1 + at}") for at in range(3)]
+    wait_for(lambda: found.counts.waiting == 4)
+    silent += [dial(source=f"127.0.1.{4 + at}") for at in range(20)]
+    wait_for(lambda: found.counts.closed == 20)
+    assert is_open(speaking)
+    assert sum(map(is_open, silent)) == 3
+
+
 def test_admitted_connections_stay_and_are_not_counted_by_address(opened):
     found, dial, echo = opened(per_address=2)
     admitted = []
