@@ -74,12 +74,18 @@ def check(
       ProtocolError: it is longer.
     """
     most = limit.of_sum(answers, louder)
-    # Scaled first: squares of 1e200 overflow.
-    flat = np.concatenate([np.ravel(array).astype(np.float64) for array in value.values()]) / most
-    largest = np.abs(flat).max(initial=0.0)
-    if largest > 1.0 or np.linalg.norm(flat) > 1.0:
+    # Scaled first: squares of 1e200 overflow. One array at a time, since they may be large.
+    scaled = (np.ravel(array).astype(np.float64) / most for array in value.values())
+    if not math.hypot(*(_norm(flat) for flat in scaled)) <= 1.0:
         raise errors.ProtocolError(
             f"{what} is longer than {most:.6g}, expected at most that of the declared records' "
             "clipped contributions and their noise",
             "does the site run the same study and the same version of fedvi, and is it who it should be?",
         )
+
+
+def _norm(flat: np.ndarray) -> float:
+    """Returns the L2 norm; infinity, without an overflow, if an entry is larger than 1."""
+    if np.abs(flat).max(initial=0.0) > 1.0:
+        return math.inf
+    return float(np.linalg.norm(flat))

@@ -286,12 +286,12 @@ class Door:
         if len(self._waiting.get(address, ())) >= self._per_address:
             self._give_up(self._waiting[address])
         if self._open >= self._most:
-            # Of the address with the most of them: one address cannot drive out the others.
-            groups = self._waiting.values()
-            most = max(groups, key=len, default={})
-            if not most:
+            # Of an address with the most of them: one address cannot drive out the others.
+            if not (most := max(map(len, self._waiting.values()), default=0)):
                 return False
-            self._give_up(most)
+            groups = [group for group in self._waiting.values() if len(group) == most]
+            silent = (group for group in groups if any(one.is_silent for one in group))
+            self._give_up(next(silent, {}) or random.choice(groups))
         return True
 
     def _give_up(self, group: "dict[_Connection, None]") -> None:
@@ -510,7 +510,8 @@ class _Connection(_End):
         assert self._first is not None
         other.transport.write(self._first)
         self._first = None
-        self.transport.resume_reading()
+        if other.transport.get_write_buffer_size() <= _BUFFER:  # else ``other`` resumes it
+            self.transport.resume_reading()
 
     async def _reach(self, far: socket.socket) -> None:
         """Connects to gRPC, which may be slower than callers.

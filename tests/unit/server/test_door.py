@@ -104,6 +104,31 @@ def test_bytes_pass_unchanged_in_both_directions_also_to_a_slow_reader(opened):
     assert hashlib.sha256(found).digest() == hashlib.sha256(sent).digest()
 
 
+def test_a_caller_waits_where_its_first_bytes_are_more_than_the_server_takes(opened, monkeypatch):
+    reach = doors._Connection._reach
+
+    async def narrowly(connection, far):
+        # As on a Mac, whose sockets for one machine take 8 kB.
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+        await reach(connection, far)
+
+    monkeypatch.setattr(doors._Connection, "_reach", narrowly)
+    monkeypatch.setattr(doors, "_BUFFER", 1 << 12)
+    # The echo sends all back, which nobody reads, and so reads no more itself.
+    found, dial, _ = opened()
+    found._loop.call_soon_threadsafe(time.sleep, 0.3)  # till much has come
+    near, sent = dial(), 0
+    near.settimeout(0.5)
+    with contextlib.suppress(TimeoutError):
+        while sent < 64 << 20:
+            sent += near.send(bytes(1 << 20))
+    (connection,) = found._by_peer.values()
+    assert connection.other.transport.get_write_buffer_size() < 1 << 20
+    near.settimeout(20.0)
+    near.shutdown(socket.SHUT_WR)
+    assert sum(iter(lambda: len(near.recv(1 << 20)), 0)) == sent
+
+
 def test_the_end_of_one_side_is_the_end_of_the_other(opened):
     found, dial, _ = opened()
     near = dial(b"hello")
@@ -144,6 +169,17 @@ def test_connections_of_one_address_drive_out_none_of_another(opened):
     wait_for(lambda: found.counts.closed == 15)
     assert is_open(other)
     assert found.counts == (0, 6, 15)
+
+
+def test_silent_connections_of_many_addresses_drive_out_none_that_speaks(opened):
+    found, dial, _ = opened(most=4)
+    speaking = dial(b"hello")
+    silent = [dial(source=f"127.0.1.{1 + at}") for at in range(3)]
+    wait_for(lambda: found.counts.waiting == 4)
+    silent += [dial(source=f"127.0.1.{4 + at}") for at in range(20)]
+    wait_for(lambda: found.counts.closed == 20)
+    assert is_open(speaking)
+    assert sum(map(is_open, silent)) == 3
 
 
 def test_admitted_connections_stay_and_are_not_counted_by_address(opened):

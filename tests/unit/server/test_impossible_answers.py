@@ -8,6 +8,7 @@ import pytest
 from fedvi import errors
 from fedvi.federation.messages import Hello, NextTask, Payload, Submit, Tensor
 from fedvi.privacy import events, ledger
+from fedvi.privacy.mechanisms import rounded_gaussian
 from fedvi.run import server_plan
 from fedvi.server.core import protocol
 from fedvi.server.core.run_events import refused
@@ -111,6 +112,13 @@ def test_an_answer_beyond_what_the_study_bounds_is_refused_and_the_others_are_fo
     assert run.state.history[-1].missing == ("west",)
 
 
+def test_an_answer_without_arrays_is_refused_in_words():
+    run = Run("site_release")
+    task = run.state.tasks["west"]
+    with pytest.raises(errors.ProtocolError, match=r"an answer holds arrays"):
+        run.ask(Submit("west", task.task_id, payload(run.spec, "west", {})))
+
+
 def test_the_event_of_a_refusal_names_the_site():
     run = Run("site_release")
     with pytest.raises(errors.ProtocolError) as caught:
@@ -135,6 +143,16 @@ def test_the_largest_answer_of_honest_records_is_taken():
 def test_without_noise_and_clipping_there_is_no_limit():
     raw = raw_study(NAMES, 2)
     assert build.assemble(parse_study(raw)).spec.limits == {}
+
+
+def test_noise_of_a_plug_in_may_have_longer_tails_so_that_there_is_no_limit():
+    def heavy(noise_multiplier):
+        return rounded_gaussian(noise_multiplier)
+
+    raw = study(mechanism="my_lab.heavy")
+    assembly = build.assemble(parse_study(raw, {"my_lab.heavy": heavy}))
+    assert assembly.solvers["north"].limit is not None
+    assert assembly.spec.limits == {}
 
 
 def test_a_plan_keeps_the_limits_to_the_last_bit(tmp_path):

@@ -56,3 +56,8 @@ def test_the_limit_of_a_sum_grows_as_contributions_and_as_the_root_of_noise():
 
 def test_what_is_not_clipped_has_no_limit():
     assert limit_of(300, math.inf, 0.0, 20) is None
+
+
+def test_an_answer_without_arrays_is_left_to_whoever_reads_it():
+    check(Limit(10.0, 0.0), {}, "the answer")
+    check(Limit(10.0, 0.0), {"a": np.zeros((0, 3))}, "the answer")
