@@ -85,10 +85,13 @@ def client_worker(
 
 
 def _made_up(assembly: Assembly) -> Shard | None:
-    """Returns records that follow from the study alone; None if it does not say what they are."""
+    """Returns records that follow from the study alone; None if it does not say what they are.
+
+    None also where they cannot be written, as on a full disk: programs are checked on the records then.
+    """
     try:
         return made_up.shard_of(assembly, None, seed=0)
-    except errors.FedviError:
+    except (errors.FedviError, OSError):
         return None
 
 

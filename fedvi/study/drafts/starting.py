@@ -59,9 +59,9 @@ services:
   server:
     image: ${{FEDVI_IMAGE:-fedvi}}
     command: [server, /study/study.toml, --state, /state, --listen, "0.0.0.0:7443", --tls, /tls,
-              --metrics, "0.0.0.0:9464", --log-format, json, --connections, "4096"]
+              --metrics, "0.0.0.0:9464", --log-format, json, --connections, "2048"]
     # Four for each connection, and some for the state and the health check; without them it does not start.
-    ulimits: {{nofile: {{soft: 32768, hard: 32768}}}}
+    ulimits: {{nofile: {{soft: 16384, hard: 16384}}}}
     ports:
       - "${{FEDVI_PORT:-7443}}:7443"
       - "127.0.0.1:9464:9464"  # Prometheus, from this machine alone
