@@ -215,7 +215,7 @@ def test_a_conjugate_model_of_ones_own_is_fitted_predicted_evaluated_and_drawn(
     told = fedvi("report", run, "--public", folder / "test.npz", "--format", "json,md")
     assert "mean log-likelihood" in told
     report = run / "report"
-    assert "PoissonMixture" in (report / "report.md").read_text()
+    assert r"poisson\_mixture" in (report / "report.md").read_text()
     assert "Predictions of public records" in (report / "report.md").read_text()
     written = json.loads((report / "report.json").read_text())["predictions"]
     assert written == {name: figures[name] for name in written}

@@ -352,7 +352,7 @@ def test_a_table_of_hazard_ratios_from_files_of_patients(folder: Path) -> None:
         "age",
         "sex[m]",
     ]
-    assert regressions.ratio(result.assembly.study.model.kind) == "hazard"
+    assert regressions.ratio(result.assembly.study) == "hazard"
     age = rows["age"]
     assert age["unit"] == "per 10 from 70"
     assert age["hazard_ratio"] == pytest.approx(math.exp(age["mean"]), rel=1e-12)
