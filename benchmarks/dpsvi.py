@@ -160,7 +160,7 @@ def covariance() -> Case:
             numpyro.sample("y", dist.Bernoulli(logits=x @ b), obs=y)
 
     data = jnp.asarray(x), jnp.asarray(y)
-    return Case(model, autoguide.AutoMultivariateNormal(model), data, 256, 2_000)
+    return Case(model, autoguide.AutoMultivariateNormal(model), data, 256, 500, noise=40.0)
 
 
 CASES = {

@@ -153,8 +153,8 @@ class Worker(Unique):
       mask: masks a task's answer before it is sealed and sent; None in studies without masks.
       private_log: called with a release's name and its metrics once it is sealed. Most metrics are
         private: write them to a file of the client's own or nowhere. Off by default.
-      layout: returns made-up records in the form of ``shard``'s, or None if that is not known; compiled
-        programs are checked on it before the first charge.
+      layout: returns a shard in the form of ``shard``'s that follows from the study alone, or None if that
+        is not known; compiled programs are checked on it before the first charge.
     """
 
     _why = "both would answer the same tasks, with the same secrets"
@@ -318,14 +318,12 @@ class Worker(Unique):
         with contextlib.suppress(errors.FedviError, OSError):
             self._link.handle(Failure(self.client, task.task_id, code))
 
-    def _check(self, shard: Shard | None) -> None:
-        if self._solver.check is not None and shard is not None:
-            self._solver.check(shard)
-
     def _prepared(self, task: Task) -> "Visit":
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
-        self._check(self._layout())
+        check = self._solver.check
+        if check is not None and (layout := self._layout()) is not None:
+            check(layout)
         before = self._state(task)
         # Charge before the solver sees a record: a failure from here on leaves the release charged.
         pending = self._taken_up(task, before) or self._reserved(task)
@@ -333,7 +331,8 @@ class Worker(Unique):
         shard = self._shard()
         # Nothing is left to do if records have the form that was made up. Otherwise, where programs fail
         # their check, nothing is computed or sent, and this one release stays charged.
-        self._check(shard)
+        if check is not None:
+            check(shard)
         frozen = self._digest(shard)
         self._store.note_inputs(
             release_id,

@@ -68,9 +68,7 @@ def check_of(
             for column, values in shard.records.items()
         }
         shapes = [(column, row.shape, str(row.dtype)) for column, row in layout.items()]
-        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-        how = is_wide(), str(devices()[0]), str(precision)
-        kind = (name, how, len(shard.mask), *shapes)
+        kind = (name, _how(), len(shard.mask), *shapes)
         if kind in _passed:
             return
         valid = jax.ShapeDtypeStruct(shard.mask.shape, bool)
@@ -125,19 +123,23 @@ def check_of_changes(
     grid = mechanism.grid(clip_norm) if math.isfinite(clip_norm) else None
     if grid is None or not mechanism.noise_multiplier:
         return None
-    unit = math.sqrt(grid.bound)
+    settings = ("changes", mechanism, clip_norm, parts, size)
+    name, unit = _hashed(settings), math.sqrt(grid.bound)
 
     def check(shard: Shard) -> None:
         compiler.check()
-        kind = (mechanism, clip_norm, parts, size, is_wide(), str(devices()[0]))
+        kind = (name, _how())
         if kind in _passed:
             return
         released = make(_Silent(mechanism))
         made_up = rows_alike.catalogue([jax.ShapeDtypeStruct((size,), np.float32)])
+        # In clip norms, so that some are clipped and some are not, however large C is.
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            vectors = made_up.columns[0] * np.float32(clip_norm)
         key = random.insecure_root(0).key("check")
 
         def totals(choices: np.ndarray, masks: np.ndarray) -> np.ndarray:
-            changes = made_up.columns[0][choices]
+            changes = vectors[choices]
             sides = [released(key, *pair).value for pair in zip(changes, masks, strict=True)]
             return np.stack([np.concatenate(jax.tree.leaves(side)) for side in sides])
 
@@ -208,14 +210,27 @@ class _FirstRows:
         return inner
 
 
+def _how() -> Any:
+    """Returns what else decides which programs are compiled."""
+    precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    return is_wide(), tuple(map(str, devices())), str(precision)
+
+
 def _name(make: Any, *settings: Any) -> Any:
     """Returns what identifies a solver's settings; a new object where they cannot be hashed."""
     try:
-        name = (make.func, make.args, *sorted(make.keywords.items()), *settings)
-        hash(name)
-    except (AttributeError, TypeError):
+        return _hashed((make.func, make.args, *sorted(make.keywords.items()), *settings))
+    except AttributeError:
         return object()
-    return name
+
+
+def _hashed(settings: Any) -> Any:
+    """Returns the settings; a new object where they cannot be hashed, as a mechanism from outside."""
+    try:
+        hash(settings)
+    except TypeError:
+        return object()
+    return settings
 
 
 def _sizes(sampler: Sampler, shard: Shard) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from fedvi.typing import ROWS
 from fedvi.updates.base import Shard
 from fedvi.updates.conjugate import FromFile
 
-__all__ = ["Disk", "load_shard", "load_shards", "with_capacity"]
+__all__ = ["Disk", "load_shard", "load_shards", "most_records", "with_capacity"]
 
 _IN_MEMORY = 1 << 29
 """The most bytes of prepared records that a client keeps in memory, if it has the choice."""
@@ -85,7 +85,7 @@ def load_shard(
         fit the schema, or a row has no identifier.
     """
     source = _read(assembly, client, path, disk, tell)
-    most = _most(assembly)
+    most = most_records(assembly)
     if tell is not None and assembly.study.privacy.private and most and source.size > most:
         tell(
             f"{client}: more records than data.max_records, {most:,}: only the first of them are used. To "
@@ -142,7 +142,7 @@ def _read(
     return data.by_unit(source, identities, study.data.rows_per_unit)
 
 
-def _most(assembly: Assembly) -> int | None:
+def most_records(assembly: Assembly) -> int | None:
     """Returns the most records of a client that are used; None for all."""
     if assembly.study.data.unit_column is not None and not assembly.grouped:
         return None  # the study counts units, but a record is a row here
@@ -235,7 +235,7 @@ def with_capacity(assembly: Assembly, sources: Mapping[str, ArraySource]) -> dic
       DataError: there are more records than declared, in a study without privacy; or records
         are not grouped into units as the study says.
     """
-    study, declared = assembly.study, _most(assembly)
+    study, declared = assembly.study, most_records(assembly)
     shards = {}
     for name, source in sources.items():
         if (ROWS in source.records) != assembly.grouped:

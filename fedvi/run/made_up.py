@@ -1,6 +1,7 @@
 """Makes records up from what a study's schema says in public: for an audit, and for checks of programs."""
 
 import csv
+import functools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedvi.study.build import Assembly
 from fedvi.updates.base import Shard
 from fedvi.updates.conjugate import FromFile
 
-__all__ = ["corners", "shard_of"]
+__all__ = ["corners", "layout_of", "shard_of"]
 
 _RECORDS = 32
 """Synthetic records of the replay, and corners of the schema, at most."""
@@ -46,6 +47,33 @@ def shard_of(assembly: Assembly, data: Path | None, seed: int) -> Shard:
             "declare a larger data.max_records, or give --data with more records",
         )
     return shard
+
+
+def layout_of(assembly: Assembly) -> Callable[[], Shard | None]:
+    """Returns ``layout`` of a ``Worker``, which workers of one process may share: it is computed once.
+
+    The shard has the form of every client's. It has no records and takes no memory, whatever the capacity.
+    It is None where the study does not tell the form, or no records can be made up, for whatever reason:
+    programs are then checked on the form of the records that are read.
+    """
+    return functools.cache(functools.partial(_layout, assembly))
+
+
+def _layout(assembly: Assembly) -> Shard | None:
+    capacity = loading.most_records(assembly)
+    if capacity is None:
+        return None
+    generator = np.random.default_rng(0)
+    try:
+        source = _loaded(assembly, 1, generator, lambda column, _: _even(column, generator))
+    except Exception:  # no room for a file, bounds beyond the integers, a model from outside
+        return None
+
+    def empty(column: Any) -> np.ndarray:
+        return np.broadcast_to(np.zeros((), column.dtype), (capacity, *column.shape[1:]))
+
+    records = {name: empty(column) for name, column in source.records.items()}
+    return Shard(records, empty(source.valid))
 
 
 def corners(assembly: Assembly, seed: int) -> dict[str, np.ndarray]:

@@ -31,7 +31,7 @@ from fedvi.privacy.descent import sgd
 from fedvi.privacy.many_ledgers import Together
 from fedvi.privacy.metrics import Private
 from fedvi.privacy.spoken import up
-from fedvi.run import loading
+from fedvi.run import loading, made_up
 from fedvi.run.changes import Changes
 from fedvi.run.site import client_worker, prior_worker, shard_of
 from fedvi.run.whole_rounds import WholeRounds
@@ -285,6 +285,7 @@ def run(
             signers = within_one_process(assembly.clients)
         if PRIOR in assembly.solvers:
             workers[PRIOR] = prior_worker(assembly, link)
+        layout = made_up.layout_of(assembly)
         for name in assembly.clients:
             workers[name] = client_worker(
                 assembly,
@@ -295,6 +296,7 @@ def run(
                 admit=(admit or {}).get(name),
                 metrics_folder=private_metrics,
                 signer=signers.get(name),
+                layout=layout,
             )
         drive(workers, coordinator, _latencies(study), study.study.seed, clock, changes)
     final = coordinator.state

@@ -39,6 +39,7 @@ def client_worker(
     signer: Signer | None = None,
     roster: str | None = None,
     tell: Callable[[str, Sequence[str]], None] | None = None,
+    layout: Callable[[], Shard | None] | None = None,
 ) -> Worker:
     """Builds a client of a study.
 
@@ -54,6 +55,7 @@ def client_worker(
       signer: vouches for the keys of a site that masks its answers; needed in a study of secure sums.
       roster: the digest of the permitted participants, from the site's policy; None: pinned at first sight.
       tell: called with that digest when it is pinned, and the sites that the study begins without.
+      layout: ``made_up.layout_of`` this study, shared by the clients of one process; None: its own.
 
     Raises:
       ConfigError: answers are to be masked without a signer.
@@ -80,19 +82,8 @@ def client_worker(
         admit=admit,
         private_log=_private_log(metrics_folder, client),
         mask=mask,
-        layout=functools.cache(functools.partial(_made_up, assembly)),
+        layout=made_up.layout_of(assembly) if layout is None else layout,
     )
-
-
-def _made_up(assembly: Assembly) -> Shard | None:
-    """Returns records that follow from the study alone; None if it does not say what they are.
-
-    None also where they cannot be written, as on a full disk: programs are checked on the records then.
-    """
-    try:
-        return made_up.shard_of(assembly, None, seed=0)
-    except (errors.FedviError, OSError):
-        return None
 
 
 def prior_worker(assembly: Assembly, link: Link) -> Worker:

@@ -376,6 +376,28 @@ def test_a_worker_sends_nothing_where_its_solver_fails_the_check(monkeypatch, is
 
 # What passes.
 
+
+@dataclasses.dataclass
+class NotHashable:
+    """A mechanism from outside, of a class without a hash."""
+
+    inner: object
+    noise_multiplier: float = 2.0
+    mark: str = ""
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-15, 1e10])
+def test_changes_pass_at_any_clip_norm_and_with_a_mechanism_without_a_hash(clip_norm):
+    made = solvers.perturbed_update(
+        FULL, LINEAR, sampler=sampling.full(ROWS), clip_norm=clip_norm,
+        mechanism=NotHashable(mechanisms.rounded_gaussian(2.0)),
+    )  # fmt: skip
+    made.check(shard())
+
+
 OF_SHARDS = tuple(name for name in CASES if name.split(",")[0] in PRIVATE)
 
 

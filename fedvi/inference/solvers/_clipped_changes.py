@@ -395,5 +395,5 @@ def _compiled(
     moved: tuple[int, int] | None,
 ) -> Callable[[Key, Any, Any], Released]:
     bound = _bound(mechanism, clip_norm, parts, moved)
-    # The mask is an argument, so that the check can leave parts out of the very same program.
+    # The mask is an argument, so that the check can leave parts out of this program.
     return jax.jit(lambda key, changes, mask: release(key, bound(changes, mask), mechanism))
