@@ -264,7 +264,8 @@ def drawn(case: Case, privacy: Any, together: bool) -> Callable[[], None]:
             return state + jax.vmap(rows)(keys).sum(axis=0)
         return jax.lax.scan(lambda state, key: (state + rows(key), None), state, keys)[0]
 
-    return stepping(many, jnp.zeros(privacy.sampler.capacity, jnp.int32), case)
+    drawn_rows = jax.eval_shape(rows, keys_of.insecure_root(0).key("batches"))
+    return stepping(many, jnp.zeros(drawn_rows.shape, jnp.int32), case)
 
 
 def stepping(many: Callable[..., Any], start: Any, case: Case) -> Callable[[], None]:

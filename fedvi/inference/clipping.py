@@ -22,6 +22,9 @@ _STABILITY = 0.01
 _LEAST = 1e-30
 # The share of the clip norm that rounding of float32 sums may take; blocks are as long as it allows.
 _SUM_SHARE = 0.02
+# Batches of so many rows are added up at once, since a second block takes as long as the first: 409 rows,
+# as many as the share allows, are filled up to 448, and 2.4 % go to rounding.
+_ONE_BLOCK = 448
 MOST_ROWS = int(_SUM_SHARE * 2.0**23) // ROWS_TOGETHER * ROWS_TOGETHER
 """The most rows for which float32 blocks are short enough for ``_SUM_SHARE``."""
 # The share of the clip norm that a released loss takes, and the least share of C that rounding leaves.
@@ -136,6 +139,8 @@ def clipped(
 
 def longest_part(rows: int) -> int:
     """Returns how many rows of a batch may be added up in float32 before the sum moves to float64: b."""
+    if rows <= _ONE_BLOCK:
+        return rows
     return min(rows, max(int(_SUM_SHARE * 2.0**23 / rows), 1))
 
 
