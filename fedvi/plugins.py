@@ -33,6 +33,7 @@ __all__ = [
     "allowing",
     "installed",
     "is_address",
+    "loaded",
     "narrowed",
     "refuse_address",
     "say",
@@ -97,15 +98,7 @@ class OutsideCode:
         if entry is None:
             return None
         self.check(what, where, name)
-        try:
-            found = entry.load()
-        except Exception as error:  # the plug-in's module may raise anything
-            raise errors.ConfigError(
-                f"{where} is {name!r}, but the plug-in {entry.value} cannot be imported: "
-                f"{type(error).__name__}: {error}",
-                "install its package again, with what it needs",
-            ) from error
-        return _callable(where, name, found)
+        return _callable(where, name, loaded(where, name, entry))
 
     def check(self, what: str, where: str, name: str) -> None:
         """Refuses an installed plug-in that is not allowed; imports nothing.
@@ -187,6 +180,22 @@ def narrowed(names: Mapping[str, str | None], policy: str) -> None:
         say(OutsideCode(before.given, common, f"{before.policy} and {policy}"))
     else:
         say(OutsideCode(before.given, dict(names), policy))
+
+
+def loaded(where: str, name: str, entry: importlib.metadata.EntryPoint) -> Any:
+    """Imports a plug-in that is allowed.
+
+    Raises:
+      ConfigError: it cannot be imported; names ``where`` it was asked for.
+    """
+    try:
+        return entry.load()
+    except Exception as error:  # the plug-in's module may raise anything
+        raise errors.ConfigError(
+            f"{where} is {name!r}, but the plug-in {entry.value} cannot be imported: "
+            f"{type(error).__name__}: {error}",
+            "install its package again, with what it needs",
+        ) from error
 
 
 def installed(what: str, name: str) -> importlib.metadata.EntryPoint | None:

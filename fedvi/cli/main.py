@@ -139,14 +139,7 @@ def _of_plug_in(ctx: click.Context, name: str) -> click.Command | None:
             "nothing of it was run",
             f"read its code, then write: fedvi --allow-code {name} {name}",
         )
-    try:
-        found = entry.load()
-    except Exception as error:  # the plug-in's module may raise anything
-        raise errors.ConfigError(
-            f"the command {name!r} cannot be imported from {entry.value}: "
-            f"{type(error).__name__}: {error}",
-            "install its package again, with what it needs",
-        ) from error
+    found = plugins.loaded("the command", name, entry)
     if not isinstance(found, click.Command):
         raise errors.ConfigError(
             f"the command {name!r} is {type(found).__name__}, expected a click.Command",

@@ -98,6 +98,8 @@ def solver_of(
                 "but [privacy] promises differential privacy",
                 'use a private solver such as "dp_optimisation", or protection = "none"',
             )
+        if budget is not None:
+            _check_checked(study, solver)
         return Made(solver, budget)
     if study.data.unit_column is not None:
         # The solver clips what one record contributes, so all rows of a patient are one record.
@@ -167,12 +169,8 @@ def solver_of(
             _check_price(float(noise), total, budget, schedule.rounds)
     chosen = float(noise)
     solver = build(chosen)
-    if budget is not None and solver.check is None and noised_by(chosen).grid(1.0) is not None:
-        raise errors.ConfigError(
-            f"solver.kind is {study.solver.kind!r}, which has no check of its compiled sums, "
-            "but [privacy] promises differential privacy",
-            "let its factory return LocalSolver(…, check=check_of(…)); see docs/add/solver.md",
-        )
+    if budget is not None and noised_by(chosen).grid(1.0) is not None:
+        _check_checked(study, solver)
     grid = noised_by(chosen).grid(solver.clip_norm) if solver.clip_norm is not None else None
     return Made(
         solver=solver,
@@ -215,6 +213,16 @@ def _table_distance(mechanism: Mechanism, solver: LocalSolver, layers: int) -> f
     count = solver.number_count if solver.noised_count is None else solver.noised_count
     distance = float(getattr(mechanism, "distance", 0.0))
     return 2 * count * (distance + (layers * TABLE_DISTANCE if distance else 0.0))
+
+
+def _check_checked(study: Study, solver: LocalSolver) -> None:
+    """Refuses a private solver whose compiled sums nobody would try before a charge."""
+    if solver.check is None:
+        raise errors.ConfigError(
+            f"solver.kind is {study.solver.kind!r}, which has no check of its compiled sums, "
+            "but [privacy] promises differential privacy",
+            "let its factory return LocalSolver(…, check=check_of(…)); see docs/add/solver.md",
+        )
 
 
 def _check_noise(noise: Any) -> None:

@@ -18,6 +18,7 @@ from fedvi.client.policy import parse_policy
 from fedvi.data import by_unit
 from fedvi.data.source import ArraySource
 from fedvi.federation import schedules
+from fedvi.inference import solvers
 from fedvi.planning.plan import plan
 from fedvi.privacy import accountants, caveats, events, ledger
 from fedvi.privacy.base import Mechanism
@@ -26,6 +27,7 @@ from fedvi.run import loading
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from fedvi.typing import ROWS
+from fedvi.updates.base import LocalSolver
 from tests.plug_ins import allowing
 from tests.studies import raw_study
 
@@ -404,6 +406,21 @@ def test_a_private_study_takes_no_solver_whose_sums_nobody_checks(
     error = refusal(change)
     assert "has no check of its compiled sums" in error.message
     assert "check_of" in error.hint
+
+
+def test_nor_one_that_brings_a_mechanism_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = solvers.exact
+
+    def priced(family: Any, model: Any) -> LocalSolver:
+        return found(family, model)._replace(cost=events.Gaussian(50.0))
+
+    def change(raw: dict[str, Any]) -> None:
+        raw["solver"] = {"kind": "exact"}
+        raw["privacy"] = {"epsilon": 2.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
+        raw["data"]["max_records"] = 50
+
+    monkeypatch.setattr(solvers, "exact", priced)
+    assert "has no check of its compiled sums" in refusal(change).message
 
 
 def test_a_whole_number_of_noise_is_a_number() -> None:
