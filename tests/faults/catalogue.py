@@ -34,8 +34,8 @@ _PRIVACY = (
     _fault(
         "a-plug-in-that-nobody-allowed",
         "plugins.py",
-        "        self.check(what, where, name)\n        try:\n",
-        "        try:\n",
+        "        self.check(what, where, name)\n        return _callable(",
+        "        return _callable(",
         "Whatever is installed is imported and called as soon as a study names it.",
         "unit/study/test_factories.py",
     ),
