@@ -34,6 +34,8 @@ def prepare(
     table: Table, schema: Schema, design: Design, *, private: bool, where: str
 ) -> ArraySource:
     """Applies the schema to a table and lays it out for a formula: records {"x", "y"}."""
-    columns = prepare_columns(table, schema, design.columns, private=private, where=where)
+    columns = prepare_columns(
+        table, schema, design.columns, private=private, where=where, timed=design.timed
+    )
     x, y = design.matrix(columns.records), design.outcome(columns.records)
     return ArraySource({"x": x, "y": y}, columns.valid)

@@ -407,14 +407,14 @@ def _remark(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
 def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     """Says that few records of the file have the level with which all others are compared."""
     from fedvi.data.guess import spelt
-    from fedvi.data.schema import as_code
+    from fedvi.data.schema import as_level
 
     levels = table.get("levels", ())
     if guess is None or len(levels) < FEW_LEVELS or guess.different > len(guess.values):
         return ""
     held, first = dict(guess.values), str(levels[0])
     cells = [cell for cell, level in table.get("codes", {first: first}).items() if level == first]
-    have = sum(held.get(spelt(as_code(cell)), 0) for cell in cells)
+    have = sum(held.get(spelt(as_level(cell)), 0) for cell in cells)
     if have >= RARE * (guess.cells - guess.missing):
         return ""
     return (
@@ -427,7 +427,7 @@ def _rare_reference(name: str, guess: "Guess | None", table: dict[str, Any]) -> 
 def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     """Says which cells of a declaration no record has; a protocol may know more, so it is no error."""
     from fedvi.data.guess import spelt
-    from fedvi.data.schema import as_code
+    from fedvi.data.schema import as_level
 
     if table.get("type") in ("number", "count") and guess is not None and guess.kind != "empty":
         return (
@@ -441,7 +441,7 @@ def _unseen(name: str, guess: "Guess | None", table: dict[str, Any]) -> str:
     seen = {value for value, _ in guess.values}
     keys = ("true", "false", "codes" if "codes" in table else "levels")
     declared = [cell for key in keys for cell in table.get(key, ())]
-    lacking = [str(cell) for cell in declared if spelt(as_code(str(cell))) not in seen]
+    lacking = [str(cell) for cell in declared if spelt(as_level(str(cell))) not in seen]
     if not lacking:
         return ""
     return f"no cell of the file is {' or '.join(lacking)}. If that is a slip, correct {name} with `back`"

@@ -73,7 +73,7 @@ def not_written(name: str, guess: "Guess | None", table: Mapping[str, Any]) -> s
     It gives no number of records. Texts and amounts, which may tell who somebody is, are not shown.
     """
     from fedvi.data.guess import spelt
-    from fedvi.data.schema import as_code
+    from fedvi.data.schema import as_level
     from fedvi.data.suggest import may_be_codes, words_for_missing
 
     kind = table.get("type")
@@ -81,8 +81,8 @@ def not_written(name: str, guess: "Guess | None", table: Mapping[str, Any]) -> s
     declared = declarations.cells_of(bare | dict(table))
     if guess is None or not (declared or kind in ("number", "count")):
         return ""
-    known = {spelt(as_code(cell)) for cell in declared}
-    known |= {spelt(as_code(str(cell))) for cell in table.get("missing_values", ())}
+    known = {spelt(as_level(cell)) for cell in declared}
+    known |= {spelt(as_level(str(cell))) for cell in table.get("missing_values", ())}
     if declared:
         found = [*(cell for cell, _ in guess.values), *guess.marks]
         listed = guess.kind in ("binary", "level") or may_be_codes(guess)

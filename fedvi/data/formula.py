@@ -82,6 +82,11 @@ class Design:
         shape = self.response.shape
         return shape if self.offset is None else (math.prod(shape) + 1,)
 
+    @property
+    def timed(self) -> tuple[str, ...]:
+        """The columns to be passed to ``prepare_columns`` as ``timed``."""
+        return self.response.timed
+
     def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
         """Returns y for columns from ``prepare_columns``: float64 [n], or [n, k] for several numbers.
 

@@ -15,7 +15,7 @@ import numpy as np
 from fedvi.data import tables
 from fedvi.data.cells import Cells, Codes, Numbers, Table, Wanted, as_texts, has_decimal_comma
 from fedvi.data.names import BY_FLAG, doubt, is_text
-from fedvi.data.schema import Code, as_code, as_number
+from fedvi.data.schema import Code, as_code, as_level, as_number
 from fedvi.errors import DataError
 
 __all__ = [
@@ -42,6 +42,8 @@ _NOT_KNOWN = frozenset({
     *("unknown", "missing", "null", "none", "-", "--", ".", "na", "n/a", "n.a.", "nd", "n/d"),
     *("not known", "not done", "not available", "unbekannt", "inconnu"),
 })  # fmt: skip
+# Codes such as 0117, which are no numbers.
+_PADDED = re.compile(r"[+-]?0\d")
 _KEPT = 100_000
 # The least share of numbers in a column of numbers; the rest are words for missing values, such as "<0.5".
 _MOSTLY = 0.9
@@ -245,7 +247,7 @@ class _Seen:
     def add(self, texts: Sequence[str | None]) -> None:
         self.cells += len(texts)
         for text, count in Counter(texts).items():
-            number = None if text is None else as_number(text)
+            number = None if text is None or _PADDED.match(text) else as_number(text)
             if text is None:
                 self.unreadable += count
             elif text in _MISSING or (number is not None and not np.isfinite(number)):
@@ -264,10 +266,8 @@ class _Seen:
                     self.numbers += count
                     self.low, self.high = min(self.low, number), max(self.high, number)
                     self.whole &= number.is_integer()
-                # One spelling for 1, 1.0 and 01, as a schema compares them.
-                code = as_code(text)
-                # All digits, so that two long numbers stay distinct.
-                shown = spelt(code)
+                # As a schema compares levels: one spelling for 1 and 1.0, and another for 01.
+                shown = spelt(as_level(text))
                 if shown in self.values or len(self.values) < _KEPT:
                     self.values[shown] += count
 
@@ -296,14 +296,17 @@ class _Seen:
 
     def _stand_ins(self) -> Iterator[tuple[str, int]]:
         """Yields numbers that may mean missing: half a range beyond others, or negative where none is."""
-        read = (as_number(text) for text in self.values if text not in _STAND_INS)
-        others = [number for number in read if number is not None]
+        held: Counter[float] = Counter()
+        for text, count in self.values.items():
+            if (number := as_number(text)) is not None:
+                held[number] += count
+        others = held.keys() - set(map(float, _STAND_INS))
         low, high = min(others, default=0.0), max(others, default=0.0)
         for text in _STAND_INS if others else ():
-            beyond = max(float(text) - high, low - float(text))
-            is_far = beyond > (high - low) / 2 or float(text) < 0.0 <= low
-            if self.values[text] > 1 and is_far:
-                yield text, self.values[text]
+            value = float(text)
+            is_far = max(value - high, low - value) > (high - low) / 2 or value < 0.0 <= low
+            if held[value] > 1 and is_far:
+                yield text, held[value]
 
     def _are_codes(self, name: str) -> bool:
         """Whether numbers are codes of a list, such as `admission_type_id`: few values, not personal."""

@@ -22,6 +22,7 @@ from fedvi.data.schema import (
     Number,
     Schema,
     as_code,
+    as_level,
     as_number,
 )
 from fedvi.data.units import is_missing
@@ -179,7 +180,8 @@ def verdict(column: Column, cell: str | None) -> Verdict:
     if cell is None:
         return "unreadable"
     text = cell.strip()
-    number, code = as_number(text), as_code(text)
+    number = as_number(text)
+    code = as_level(text) if isinstance(column, Level) else as_code(text)
     unusable = isinstance(column, Number) and number is not None and not math.isfinite(number)
     if unusable or code in column.missing_values:
         return "missing"

@@ -35,8 +35,10 @@ from fedvi.data.schema import (
     Number,
     Schema,
     as_code,
+    as_level,
     as_number,
     indicator_name,
+    later_name,
 )
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, did_you_mean
@@ -62,6 +64,7 @@ def prepare_columns(
     *,
     private: bool,
     where: str,
+    timed: Collection[str] = (),
 ) -> ArraySource:
     """Applies the schema to a table, for models that take columns instead of a formula.
 
@@ -73,6 +76,7 @@ def prepare_columns(
       table: cells by the file's column names, from ``tables.chunks``.
       names: the wanted columns of the schema.
       private: whether the study states a privacy guarantee; if so, no record is refused.
+      timed: numbers whose cells above the upper bound are marked: a bool column ``later_name`` for each.
 
     Returns:
       Records by name, see above; a record counts as zero if any of its columns makes it so.
@@ -90,7 +94,7 @@ def prepare_columns(
     >>> source.records["age"], source.valid
     (array([1., 0., 5.]), array([ True, False,  True]))
     """
-    source = prepare_chunk(table, schema, names, private=private, where=where)
+    source = prepare_chunk(table, schema, names, private=private, where=where, timed=timed)
     if not private:
         check_some(source.size, bool(source.valid.any()), where)
     return source
@@ -105,6 +109,7 @@ def prepare_chunk(
     where: str,
     before: int = 0,
     lost: Lost | None = None,
+    timed: Collection[str] = (),
 ) -> ArraySource:
     """Does the same as ``prepare_columns`` for a chunk of records, which may be empty.
 
@@ -141,6 +146,8 @@ def prepare_chunk(
             _refuse(where, name, column, before, found.refused)
         kind = np.int32 if isinstance(column, Level) else np.float64
         records[name] = found.values.astype(kind)
+        if name in timed:
+            records[later_name(name)] = found.later
         valid &= found.valid
         if lost is not None:
             for why, dropped in found.lost.items():
@@ -174,9 +181,17 @@ def prepared(
       DataError: as ``prepare_columns``.
     """
     wanted, count, counting, lost = list(names), 0, 0, Lost()
+    timed = () if design is None else design.timed
     for table in tables:
         chunk = prepare_chunk(
-            table, schema, wanted, private=private, where=where, before=count, lost=lost
+            table,
+            schema,
+            wanted,
+            private=private,
+            where=where,
+            before=count,
+            lost=lost,
+            timed=timed,
         )
         count, counting = count + chunk.size, counting + int(chunk.valid.sum())
         if design is not None:
@@ -237,6 +252,7 @@ class _Cell:
     refused: str = ""
     hint: str = ""
     lost: str = ""
+    later: bool = False
 
 
 _UNREADABLE = "its line cannot be read"
@@ -254,11 +270,12 @@ def _read(name: str, column: Column, cell: str | None) -> _Cell:
     text = cell.strip()
     number = as_number(text)
     unusable = isinstance(column, Number) and number is not None and not math.isfinite(number)
-    if unusable or as_code(text) in column.missing_values:
+    code = as_level(text) if isinstance(column, Level) else as_code(text)
+    if unusable or code in column.missing_values:
         return _missing(name, column)
     if isinstance(column, Number):
         return _number(name, column, number, comma=has_decimal_comma(text))
-    return _code(name, column, as_code(text))
+    return _code(name, column, code)
 
 
 def _missing(name: str, column: Column) -> _Cell:
@@ -305,7 +322,7 @@ def _number(name: str, column: Number, value: float | None, *, comma: bool = Fal
     if low <= value <= high:
         return _Cell(_scaled(column, value))
     if column.outside == "clip":
-        return _Cell(_scaled(column, min(max(value, low), high)))
+        return _Cell(_scaled(column, min(max(value, low), high)), later=value > high)
     if column.outside == "drop":
         return _Cell(0.0, valid=False, lost=_OUTSIDE)
     return _Cell(
@@ -353,7 +370,7 @@ class _Refused(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """The result of a column: float64 [n], bool [n] and bool [n], like the fields of ``_Cell``.
+    """The result of a column: arrays [n] of float64 and bool, like the fields of ``_Cell``.
 
     ``lost`` has the number of records that are not valid, by rule.
     """
@@ -363,6 +380,7 @@ class _Judged(NamedTuple):
     missing: NDArray[np.bool_]
     refused: _Refused | None
     lost: dict[str, int]
+    later: NDArray[np.bool_]
 
 
 def as_declared(column: Column, cells: Cells) -> Cells:
@@ -434,7 +452,8 @@ def _by_place(
         for cell, count in zip(each, counts.tolist(), strict=True):
             if not cell.valid and count:
                 lost[cell.lost] += count
-    return _Judged(values[places], valid[places], missing[places], refused, lost)
+    later = np.array([cell.later for cell in each], bool)
+    return _Judged(values[places], valid[places], missing[places], refused, lost, later[places])
 
 
 def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _Judged:
@@ -471,7 +490,7 @@ def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _
         value = float(values[row])
         cell = gone if missing[row] else _number(name, column, value)
         first = _Refused(row, repr(repr(value)), cell)  # as for a text file
-    return _Judged(scaled, valid, missing & gone.missing, first, lost)
+    return _Judged(scaled, valid, missing & gone.missing, first, lost, valid & (here > high))
 
 
 def _refuse(where: str, name: str, column: Column, before: int, refused: _Refused) -> None:

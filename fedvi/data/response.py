@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedvi.data.calls import Call, Name, parse_call, refuse
-from fedvi.data.schema import Binary, Column, Impute, Level, Number, Schema
+from fedvi.data.schema import Binary, Column, Impute, Level, Number, Schema, later_name
 from fedvi.errors import ConfigError, did_you_mean
 
 __all__ = ["CALLS", "Offset", "Response", "ResponseType", "parse_offset", "parse_response"]
@@ -42,6 +42,11 @@ class Response:
     end: float = np.inf
 
     @property
+    def timed(self) -> tuple[str, ...]:
+        """The column of times, if there is one: ``outcome`` wants to know which were above its bound."""
+        return self.columns[:1] if self.type == "survival" else ()
+
+    @property
     def latest(self) -> float | None:
         """The latest time of a "survival", in the unit of the file; None of other outcomes."""
         return float(self.end * self.scale + self.center) if self.type == "survival" else None
@@ -54,13 +59,13 @@ class Response:
     def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
         """Returns y, float64 [n] or [n, k], for columns from ``prepare_columns``.
 
-        A survival time at the upper bound of its column, or clipped to it, is censored there: later
-        events were not observed, whatever the file says.
+        A survival time above the upper bound of its column is censored there: what comes after the end of
+        follow-up was not observed, whatever the file says. An event at the bound itself counts.
         """
         values = [columns[name].astype(np.float64) for name in self.columns]
         if self.type == "survival":
             time, event = values
-            seen = event * (time < self.end)
+            seen = event * ~columns[later_name(self.columns[0])].astype(bool)
             return np.stack([time * self.scale + self.center, seen], axis=1)
         return np.stack(values, axis=1) if self.shape else values[0]
 

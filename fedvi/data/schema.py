@@ -25,9 +25,11 @@ __all__ = [
     "Outside",
     "Schema",
     "as_code",
+    "as_level",
     "as_number",
     "indicator_name",
     "is_printable",
+    "later_name",
     "parse_schema",
 ]
 
@@ -181,6 +183,15 @@ def indicator_name(name: str) -> str:
     return f"{name}_missing"
 
 
+def later_name(name: str) -> str:
+    """Returns the name of the bool column for times above the upper bound; no column of a study has it.
+
+    >>> later_name("days")
+    'days, later'
+    """
+    return f"{name}, later"
+
+
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.ASCII | re.IGNORECASE)
 
@@ -207,6 +218,20 @@ def as_code(text: str) -> Code:
     number = as_number(text)
     return text if number is None or not math.isfinite(number) else number
 
+
+def as_level(text: str) -> Code:
+    """Returns a cell of a level column in the form in which it is compared; stricter than ``as_code``.
+
+    0117 and 117 are two codes of a list, and so are 250.0 and 250.00, or 1E3 and 1000. A number is what a
+    program writes for it: an integer, also with ".0", or a fraction without zeros at its ends.
+
+    >>> as_level("0117"), as_level("117"), as_level("117.0"), as_level("250.00"), as_level("1E3")
+    ('0117', 117.0, 117.0, '250.00', '1E3')
+    """
+    return as_code(text) if _WRITTEN.fullmatch(text) else text
+
+
+_WRITTEN = re.compile(r"-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?|-?[1-9](\.\d*[1-9])?e[+-]\d\d+", re.ASCII)
 
 _DEFAULT_MISSING_VALUES = ("", "?", "NA")
 _TYPES = ("binary", "count", "level", "number")
@@ -335,7 +360,7 @@ def _parse_level(table: Mapping[str, Any], path: str, column: str, private: bool
             f'declare the missing cells as that level: missing = {{ impute = "missing" }} '
             f"under [{path}]",
         )
-    values = _missing_values(table, path, taken=[code for code, _ in codes])
+    values = _missing_values(table, path, taken=[code for code, _ in codes], read=as_level)
     return Level(column, levels, codes, outside, missing, values)
 
 
@@ -351,11 +376,11 @@ def _level_codes(
     codes: dict[Code, int] = {}
     for cell, level in raw.items():
         index = _level_index(level, levels, f"{path}.codes.{_escaped(str(cell))}")
-        code = as_code(str(cell).strip())
+        code = as_level(str(cell).strip())
         if code in codes:
             raise ConfigError(
                 f"{path}.codes: {_shown(cell)} is declared twice",
-                "cells that are numbers are compared as numbers: 1 and 1.0 are the same",
+                "cells that are numbers are compared as numbers: 1 and 1.0 are the same, 1 and 01 are not",
             )
         codes[code] = index
     for index, level in enumerate(levels):
@@ -482,17 +507,22 @@ def _missing(
     return raw
 
 
-def _missing_values(table: Mapping[str, Any], path: str, taken: Iterable[Code]) -> frozenset[Code]:
+def _missing_values(
+    table: Mapping[str, Any],
+    path: str,
+    taken: Iterable[Code],
+    read: Callable[[str], Code] = as_code,
+) -> frozenset[Code]:
     """Reads missing values. A declared code overrides a default for missing: "NA" may be a country."""
     taken = set(taken)
-    declared = {as_code(_text(item)) for item in _codes(table, path, "missing_values", [])}
+    declared = {read(_text(item)) for item in _codes(table, path, "missing_values", [])}
     if declared & taken:
         both = ", ".join(str(code) for code in declared & taken)
         raise ConfigError(
             f"{path}.missing_values: {both} is also declared as a value",
             "a cell can mean missing or a value, not both",
         )
-    return frozenset(declared | ({as_code(item) for item in _DEFAULT_MISSING_VALUES} - taken))
+    return frozenset(declared | ({read(item) for item in _DEFAULT_MISSING_VALUES} - taken))
 
 
 def is_printable(character: str) -> bool:

