@@ -138,12 +138,15 @@ def has_decimal_comma(text: str) -> bool:
     return _COMMA.fullmatch(text) is not None
 
 
-def decoded(text: bytes) -> str | None:
-    """Returns a cell's text without blanks around it; None if it is not UTF-8."""
+def decoded(text: bytes) -> str:
+    """Returns the text of a cell or a line, which depends on no other: UTF-8, or else Windows-1252.
+
+    Latin-1 is a part of the latter. No text of it in which an "ä" stands alone is UTF-8 too.
+    """
     try:
-        return text.decode().strip()
+        return text.decode()
     except UnicodeDecodeError:
-        return None
+        return text.decode("cp1252", errors="replace")
 
 
 def no_column_hint(name: str, columns: Sequence[str]) -> str:

@@ -150,8 +150,8 @@ def _check_columns(path: Path, found: Mapping[str, tuple[tuple[int, ...], np.dty
 def _cells(array: NDArray[Any], as_text: bool) -> Cells:
     if array.dtype.kind in "US":
         given, places = np.unique(array, return_inverse=True)
-        read = str.strip if array.dtype.kind == "U" else decoded
-        return Codes(places.reshape(-1), tuple(map(read, given.tolist())))
+        texts = given.tolist() if array.dtype.kind == "U" else map(decoded, given.tolist())
+        return Codes(places.reshape(-1), tuple(text.strip() for text in texts))
     if as_text and array.dtype.kind in "iu":
         return [str(value) for value in array.tolist()]
     # Silent, since a warning about an invalid number would reveal something about a record.

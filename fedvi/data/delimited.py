@@ -1,19 +1,19 @@
 """Reads CSV and other delimited text into columns of texts.
 
-In a private study no error depends on a record: a line counts as zero if it is not CSV, not UTF-8, or has
-too many or too few cells.
+In a private study no error depends on a record: a line counts as zero if it is not CSV, or has too many or
+too few cells.
 """
 
 import codecs
 import csv
 import gzip
-import io
+import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvi.data.cells import WHERE_PATHS_START, Wanted, is_separator, no_column_hint
+from fedvi.data.cells import WHERE_PATHS_START, Wanted, decoded, is_separator, no_column_hint
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["chunks", "known_rows"]
@@ -30,7 +30,8 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     """Yields the wanted columns, ``wanted.rows`` records at a time; one empty table if there are none.
 
     A name that ends in ``.gz`` is unpacked. In a file named ``.tsv`` the default separator is a tab. Empty
-    lines are skipped, and blanks around a cell are removed. No error shows a cell, in any study. Names
+    lines are skipped, and blanks around a cell are removed. A line is read as UTF-8, or if it is not, as
+    Windows-1252, of which Latin-1 is a part. No error shows a cell, in any study. Names
     from the first line are shown only if at least half of the wanted names are in it, because the first
     line of a file without a header is a record.
 
@@ -57,7 +58,7 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
         if header is None:
             raise DataError(
                 f"{path}: the first line cannot be read, expected the names of the columns",
-                "save the file as CSV in UTF-8, with every name on the first line",
+                "save the file as CSV, with every name on the first line",
             )
         if not header:
             raise DataError(
@@ -67,6 +68,7 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     else:
         _check_declared(wanted.columns, wanted.names)
         header = list(wanted.columns)
+    header = [unicodedata.normalize("NFC", name) for name in header]
     places = _places(path, header, wanted.names)
 
     table: Texts = {name: [] for name in wanted.names}
@@ -99,17 +101,31 @@ def _lone_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | No
 
     The cells are None if the line cannot be read.
     """
+    for number, line in enumerate(_lines(path), 1):
+        row = None if line is None else _lone_row(line.rstrip("\r\n"), separator)
+        if row is None or row:
+            yield number, row
+
+
+def _lines(path: Path) -> Iterator[str | None]:
+    """Yields lines with their ends, \\n, \\r or both; None for a line longer than 16 MiB.
+
+    So no record can fill the memory and thereby stop a run. An empty line may come between \\r and \\n.
+
+    Raises:
+      DataError: the file cannot be read, or is compressed and damaged.
+    """
     problem = hint = ""
-    number = 0
+    first = True
     try:
         with _opened(path) as file:
-            # Reads bytes, since a decoder would stop at the first line that is not UTF-8.
-            for line in _lines(file):
-                number += 1
-                mark = _MARK if number == 1 else b""
-                row = None if line is None else _lone_row(line.removeprefix(mark), separator)
-                if row is None or row:
-                    yield number, row
+            for line in _byte_lines(file):
+                if first and line is not None and line.startswith(_WIDE_MARKS):
+                    problem, hint = "a text in UTF-16", "save it again as CSV in UTF-8"
+                    break
+                bare = line.removeprefix(_MARK) if first and line is not None else line
+                yield None if bare is None else decoded(bare)
+                first = False
     except _BROKEN:
         problem, hint = _PACKED, _PACK_AGAIN
     except OSError as error:
@@ -118,19 +134,14 @@ def _lone_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | No
         raise DataError(f"{path}: {problem}", hint)
 
 
-def _lines(file: Any) -> Iterator[bytes | None]:
-    """Yields lines without their ends, \\n, \\r or both; None for a line longer than 16 MiB.
-
-    So no record can fill the memory and thereby stop a run. An empty line may come between \\r and \\n.
-    """
+def _byte_lines(file: Any) -> Iterator[bytes | None]:
     rest, lost = b"", False
     while piece := file.read(_PIECE):
         lines = (rest + piece).splitlines(keepends=True)
         rest = b"" if lines[-1].endswith((b"\n", b"\r")) else lines.pop()
-        for ended in lines:
-            line = ended.rstrip(b"\r\n")
+        for line in lines:
             # Decided by the line's length alone: the end of a piece depends on other records.
-            yield None if lost or len(line) > _LONGEST else line
+            yield None if lost or len(line.rstrip(b"\r\n")) > _LONGEST else line
             lost = False
         lost = lost or len(rest) > _LONGEST
         rest = b"" if lost else rest
@@ -142,11 +153,11 @@ _PIECE = 1 << 20
 _LONGEST = 1 << 24
 
 
-def _lone_row(line: bytes, separator: str) -> list[str] | None:
-    """Reads one line; None if it is not UTF-8 or not CSV, an empty list if it is empty."""
+def _lone_row(line: str, separator: str) -> list[str] | None:
+    """Reads one line; None if it is not CSV, an empty list if it is empty."""
     try:
-        rows = list(csv.reader([line.decode()], **_dialect(separator)))
-    except (csv.Error, UnicodeDecodeError):
+        rows = list(csv.reader([line], **_dialect(separator)))
+    except csv.Error:
         return None
     return [cell.strip() for row in rows for cell in row]
 
@@ -157,36 +168,34 @@ def _dialect(separator: str) -> dict[str, Any]:
 
 
 _MARK = codecs.BOM_UTF8
+_WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BROKEN = (EOFError, zlib.error, gzip.BadGzipFile)
 _PACKED, _PACK_AGAIN = "no whole gzip file", "was it copied to its end? pack it again with gzip"
 
 
 def _rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
-    """Yields (line number, cells) of each line that is not empty; a line of blanks is one cell."""
-    # Errors of csv and the decoder may contain a piece of the file. They are dropped before our own is
-    # raised, so that not even a traceback with all its causes shows it.
+    """Yields (line number, cells) of each record that is not empty; a line of blanks is one cell."""
+    # An error of csv may contain a piece of the file. It is dropped before our own is raised, so that not
+    # even a traceback with all its causes shows it.
     problem = hint = ""
     line = 0
     try:
-        with _opened(path) as packed:
-            # "utf-8-sig" skips the byte order mark that some programs write.
-            file = io.TextIOWrapper(packed, encoding="utf-8-sig", newline="")
-            reader = csv.reader(file, **_dialect(separator))
-            for row in reader:
-                line = reader.line_num
-                if row:
-                    yield line, [cell.strip() for cell in row]
+        reader = csv.reader(map(_short, _lines(path)), **_dialect(separator))
+        for row in reader:
+            line = reader.line_num
+            if row:
+                yield line, [cell.strip() for cell in row]
     except csv.Error:
         problem = f"line {line + 1} or one after it is not CSV"
         hint = "look for a quote that is not closed, or text after a closing quote"
-    except UnicodeDecodeError:
-        problem, hint = "not a text file in UTF-8", "save it again in that encoding"
-    except _BROKEN:
-        problem, hint = _PACKED, _PACK_AGAIN
-    except OSError as error:
-        problem, hint = f"cannot be read ({error.strerror})", WHERE_PATHS_START
     if problem:
         raise DataError(f"{path}: {problem}", hint)
+
+
+def _short(line: str | None) -> str:
+    if line is None:
+        raise csv.Error
+    return line
 
 
 def _opened(path: Path) -> Any:

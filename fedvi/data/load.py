@@ -1,7 +1,7 @@
 """Turns cells into arrays by the study's schema.
 
 In a private study no error shows a cell or depends on a record: a record that does not fit the schema
-counts as zero, and so does a line that is not CSV, not UTF-8, or has too many or too few cells. Errors
+counts as zero, and so does a line that is not CSV, or has too many or too few cells. Errors
 depend only on public facts: whether the file exists, and the names of its columns.
 """
 

@@ -1,5 +1,6 @@
 """Reads the column names of a file, without reading its records."""
 
+import codecs
 import csv
 import gzip
 import re
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvi.data import parquet
-from fedvi.data.cells import TRUTHS, has_decimal_comma
+from fedvi.data.cells import TRUTHS, decoded, has_decimal_comma
 from fedvi.data.schema import as_number
 from fedvi.errors import DataError
 
@@ -124,16 +125,15 @@ def _first_line(path: Path) -> str:
     try:
         with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as packed:
             # Bytes: a decoder would read on into the records. Some programs end lines with \r alone.
-            line = b"".join(packed.readline(_LONGEST).splitlines()[:1]).decode("utf-8-sig")
-        if "\0" not in line:  # UTF-16 without a byte order mark has one in every other byte
-            return line
+            line = b"".join(packed.readline(_LONGEST).splitlines()[:1])
+        # UTF-16 has a byte order mark, or else a NUL in every other byte.
+        if b"\0" not in line and not line.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            return decoded(line.removeprefix(codecs.BOM_UTF8))
         problem, hint = "it is no text in UTF-8", _SAVE_AGAIN
     except OSError as error:
         problem = error.strerror or "it is no whole .gz"
     except (EOFError, zlib.error):
         problem = "it is no whole .gz"
-    except ValueError:
-        problem, hint = "it is no text in UTF-8", _SAVE_AGAIN
     raise DataError(f"{path} cannot be read: {problem}", hint)
 
 

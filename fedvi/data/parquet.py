@@ -199,9 +199,9 @@ def _of_dictionary(array: Any) -> Codes:
     found = array.indices.to_numpy(zero_copy_only=False)
     missing = array.indices.is_null().to_numpy(zero_copy_only=False)
     places = np.where(missing, -1, np.where(missing, 0, found)).astype(np.intp)
-    # Decoded from bytes, so that only records with text that is not UTF-8 count as zero.
+    # Decoded from bytes, so that text that is not UTF-8 stops no run.
     given = array.dictionary.cast("binary").to_pylist()
     # A category may itself be null.
     absent = [index for index, text in enumerate(given) if text is None]
     places[np.isin(places, absent)] = -1
-    return Codes(places, tuple(None if text is None else decoded(text) for text in given))
+    return Codes(places, tuple(None if text is None else decoded(text).strip() for text in given))

@@ -212,11 +212,15 @@ def as_number(text: str) -> float | None:
 def as_code(text: str) -> Code:
     """Returns a cell in the form in which it is compared: its number if finite, else its text.
 
-    >>> as_code("1.0") == as_code("1"), as_code("typical")
-    (True, 'typical')
+    Letters that can be written in two ways, such as "ä" or "a" and its mark, are the same (Unicode's NFC).
+
+    >>> as_code("1.0") == as_code("1"), as_code("typical"), as_code("ä") == as_code("a\u0308")
+    (True, 'typical', True)
     """
     number = as_number(text)
-    return text if number is None or not math.isfinite(number) else number
+    if number is None or not math.isfinite(number):
+        return text if text.isascii() else unicodedata.normalize("NFC", text)
+    return number
 
 
 def as_level(text: str) -> Code:
@@ -228,7 +232,8 @@ def as_level(text: str) -> Code:
     >>> as_level("0117"), as_level("117"), as_level("117.0"), as_level("250.00"), as_level("1E3")
     ('0117', 117.0, 117.0, '250.00', '1E3')
     """
-    return as_code(text) if _WRITTEN.fullmatch(text) else text
+    code = as_code(text)
+    return text if isinstance(code, float) and not _WRITTEN.fullmatch(text) else code
 
 
 _WRITTEN = re.compile(r"-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?|-?[1-9](\.\d*[1-9])?e[+-]\d\d+", re.ASCII)
@@ -273,7 +278,7 @@ def _parse_column(name: str, table: Any, private: bool) -> Column:
             f"{path}.column: {_shown(column)}, expected the column's name in the file",
             f"leave it out if the file says {_shown(name)} too",
         )
-    column = column.strip()
+    column = unicodedata.normalize("NFC", column.strip())
     _check_printable(column, f"{path}.column", "rename the column in the file, such as", name)
     made: Column
     if kind in ("count", "number"):

@@ -227,8 +227,8 @@ def test_spellings_of_a_number_are_one_value_and_unreadable_lines_are_told(tmp_p
     path = tmp_path / "t.csv"
     path.write_bytes(b"x,y\n1,a\n1.0,a\n01,b\nNA,c\nnan,c\n\xff,d\n2,d,e\n")
     found = guessed(path)["x"]
-    # 01 may be a code, and another one than 1.
-    assert (found.different, found.missing, found.unreadable, found.cells) == (2, 2, 2, 7)
+    # 01 may be a code, and another one than 1; the byte is a letter of Windows-1252.
+    assert (found.different, found.missing, found.unreadable, found.cells) == (3, 2, 1, 7)
 
 
 def test_the_same_columns_are_found_in_every_format(tmp_path: Path) -> None:

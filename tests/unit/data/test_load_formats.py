@@ -269,11 +269,41 @@ def test_a_missing_file_or_column_is_named_in_every_format(tmp_path: Path, kind:
     assert "age" in caught.value.hint
 
 
-def test_a_text_that_is_no_utf_8_counts_as_zero_and_refuses_nobody(tmp_path: Path) -> None:
-    path = tmp_path / "north.npz"
-    np.savez(path, allow_pickle=False, site=np.array([b"left", b"\xff\xfe"]))
-    schema = parse_schema({"site": RAW["site"]}, private=True)
-    assert read(path, schema=schema).valid.tolist() == [True, False]
+@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize("kind", [".csv", ".csv.gz", ".npz"])
+def test_a_text_that_is_no_utf_8_is_one_in_latin_1_and_refuses_nobody(
+    tmp_path: Path, kind: str, private: bool
+) -> None:
+    texts = [
+        "männlich".encode(),
+        "männlich".encode("latin-1"),
+        "ma\u0308nnlich".encode(),
+        b"\x81\xff",
+    ]
+    raw = {"sex": {"type": "level", "levels": ["weiblich", "männlich"], "outside": "drop"}}
+    path = tmp_path / f"north{kind}"
+    if kind == ".npz":
+        np.savez(path, allow_pickle=False, sex=np.array(texts))
+    else:
+        text = b"\n".join([b"sex", *texts])
+        path.write_bytes(gzip.compress(text) if kind == ".csv.gz" else text)
+    found = read(path, schema=parse_schema(raw, private=private), private=private)
+    assert found.valid.tolist() == [True, True, True, False]
+    assert found.records["sex"][:3].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("declared", ["größe", "gro\u0308ße"])
+@pytest.mark.parametrize(
+    "written", ["größe".encode(), "gro\u0308ße".encode(), "größe".encode("latin-1")]
+)
+def test_a_columns_name_is_found_however_its_letters_are_written(
+    tmp_path: Path, written: bytes, declared: str
+) -> None:
+    path = tmp_path / "north.csv"
+    path.write_bytes(written + b"\n170\n")
+    raw = {"height": {"type": "number", "bounds": [100, 220], "column": declared}}
+    schema = parse_schema(raw, private=True)
+    assert read(path, schema=schema).valid.tolist() == [True]
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n"])
