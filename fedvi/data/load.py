@@ -174,7 +174,7 @@ def prepared(
       schema, names, private, where: as for ``prepare_columns``.
       design: lays columns out as {"x": float64 [n, D], "y": float64 [n] or [n, k]}, see
         ``Design.outcome``; None leaves them as they are.
-      tell: called with a sentence if most records count as zero. The sentence depends on records, so only
+      tell: called with a sentence if 1 % of the records or more count as zero. It depends on records, so only
         their owner may see it; nothing else may depend on it.
 
     Raises:
@@ -206,14 +206,18 @@ def prepared(
 
 
 def lost_in_words(count: int, counting: int, lost: Lost, schema: Schema) -> str:
-    """Reports that most records count as zero, with the main column and reason; "" if most count.
+    """Reports that records count as zero, with the main column and reason; "" if fewer than 1 % do.
 
     The text contains no number and no cell, since it may end up in a log.
     """
-    if 2 * counting >= count or not lost:
+    if count - counting < _TOLD * count or not lost:
         return ""
     (name, why), _ = max(lost.items(), key=lambda item: item[1])
-    share = "no record counts" if counting == 0 else "more than half of the records count as zero"
+    share = "at least one record in a hundred counts as zero"
+    if 2 * counting < count:
+        share = (
+            "no record counts" if counting == 0 else "more than half of the records count as zero"
+        )
     column = schema[name].column
     called = f"`{column}`" if column == name else f"`{column}` (data.schema.{name})"
     return f"{share}, most of all because of the column {called}: {why}"
@@ -255,7 +259,10 @@ class _Cell:
     later: bool = False
 
 
-_UNREADABLE = "its line cannot be read"
+# The share of records that count as zero from which on their owner is told so.
+_TOLD = 0.01
+
+_UNREADABLE = "its line cannot be read, as where a cell has a line break or an open quote"
 _MISSING = 'cells are missing, and missing = "drop"'
 _OUTSIDE = 'numbers are outside the bounds, and outside = "drop"'
 _NO_NUMBER = "cells are no numbers"

@@ -142,7 +142,7 @@ def test_sites_on_several_devices_answer_with_the_bits_of_one() -> None:
     assert alone[1:] == apart[1:]
 
 
-@pytest.mark.nightly(only=("statistics", "without"))
+@pytest.mark.nightly(but=("regression",))
 @pytest.mark.parametrize(
     ("model", "solver", "protection", "rows", "formed"),
     [
