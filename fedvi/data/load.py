@@ -174,7 +174,7 @@ def prepared(
       schema, names, private, where: as for ``prepare_columns``.
       design: lays columns out as {"x": float64 [n, D], "y": float64 [n] or [n, k]}, see
         ``Design.outcome``; None leaves them as they are.
-      tell: called with a sentence if 1 % of the records or more count as zero. It depends on records, so only
+      tell: called with a sentence if 1 % of the records or more count as zero. It depends on them, so only
         their owner may see it; nothing else may depend on it.
 
     Raises:

@@ -322,6 +322,7 @@ def assemble(study: Study) -> Assembly:
         table_distance=made.table_distance,
         warnings=(
             *_warnings(study, model),
+            *_clipped_exposure(schema, design),
             *implausible(study, norm),
             *(each.warning for each in rare_references(schema, study.data.columns_schema, design)),
             *_unspent(study, made),
@@ -462,6 +463,17 @@ def _warnings(study: Study, model: Any) -> tuple[str, ...]:
             f"solver.parts is {parts} and data.max_records {records}: most parts hold one record or none"
         )
     return (*found, *site_effects.warnings(study))
+
+
+def _clipped_exposure(schema: Any, design: Any) -> tuple[str, ...]:
+    """Warns of an offset that is clipped: events are counted, and the exposure that they took is not."""
+    offset = None if design is None else design.offset
+    if offset is None or schema[offset.column].outside != "clip":
+        return ()
+    return (
+        f"data.schema.{offset.column} is an exposure, and those outside of its bounds are clipped, so that "
+        'rates come out wrong: set outside = "drop", or widen `bounds`',
+    )
 
 
 def _has_custom_code(study: Study, model: Any) -> bool:

@@ -74,3 +74,43 @@ def test_codes_that_are_written_alike_stay_apart(tmp_path: Path, codes: tuple[st
         assert found[f"code[{code}]"] == pytest.approx(expected, abs=0.06)
     done = fedvi("data", "inspect", tmp_path / "study.json", "--data", tmp_path / "a.csv")
     assert "1500 rows, of which 1500 count" in done.stdout
+
+
+def test_an_exposure_beyond_its_bound_is_left_out_and_one_that_would_be_clipped_is_told(
+    tmp_path: Path,
+) -> None:
+    rng = np.random.default_rng(7)
+    pop, old = np.exp(rng.uniform(np.log(2e3), np.log(1e7), 300)).round(), rng.uniform(8, 30, 300)
+    deaths = rng.poisson(pop * np.exp(-6 + 0.06 * (old - 20)))
+    rows = zip(deaths, pop.astype(int), old.round(2), strict=True)
+    done = fedvi(
+        *(
+            "init",
+            tmp_path,
+            "--yes",
+            "--kind",
+            "poisson",
+            "--protection",
+            "none",
+            "--clients",
+            "a,b",
+        ),
+        *("--formula", "deaths ~ old + offset(log(pop))", "--max-records", "1000"),
+        *("--column", "deaths=count:0..100000", "--column", "pop=number:1..1000000"),
+        *("--column", "old=number:5..35"),
+    )
+    assert done.exit_code == 0, done.output
+    text = "deaths,pop,old\n" + "".join(f"{d},{p},{o}\n" for d, p, o in rows)
+    for name in "ab":
+        (tmp_path / f"{name}.csv").write_text(text)
+    done = fedvi("simulate", tmp_path / "study.toml", "--json")
+    said = "counts as zero, most of all because of the column `pop`: numbers are outside the bounds"
+    assert said in done.stderr
+    (effect,) = (e for e in json.loads(done.stdout)["coefficients"] if e["name"] == "old")
+    # Of 15 years; clipped, it was 0.1.
+    assert effect["mean"] == pytest.approx(0.9, abs=4 * effect["sd"])
+    assert "is an exposure" not in fedvi("check", tmp_path / "study.toml").stderr
+    draft = (tmp_path / "study.toml").read_text()
+    assert draft.count('outside = "drop"') == 1
+    (tmp_path / "clips.toml").write_text(draft.replace('outside = "drop"', 'outside = "clip"'))
+    assert "data.schema.pop is an exposure" in fedvi("check", tmp_path / "clips.toml").stderr

@@ -458,6 +458,9 @@ def _column(answers: Answers, name: str, missing: list[str]) -> list[str]:
             lines.append(
                 _line("bounds", table["bounds"], "lowest and highest, in the unit of the file")
             )
+            if name in exposures(answers.formula):
+                why = "an exposure that is clipped would make its rate wrong"
+                lines.append(_line("outside", "drop", why))
         else:
             missing.append(f"{path}.bounds")
             lines.append(_line("bounds", [], "STATE ME: lowest and highest, not from the data"))
@@ -541,6 +544,19 @@ def variables(formula: str) -> tuple[str, ...]:
             continue
         found.append(match[0])
     return tuple(dict.fromkeys(found))
+
+
+def exposures(formula: str) -> tuple[str, ...]:
+    """Lists the columns of a formula's offsets.
+
+    >>> exposures("deaths ~ old + offset(log(pop))")
+    ('pop',)
+    """
+    return tuple(
+        name
+        for term in re.findall(r"\boffset\s*\(([^()]*(?:\([^()]*\))?[^()]*)\)", formula)
+        for name in variables(term)
+    )
 
 
 def response_types(kind: str, formula: str) -> dict[str, str]:
