@@ -372,8 +372,13 @@ def _show_baselines(
     cells = [
         [
             coefficient["name"],
-            f"{coefficient['mean']:.3f} ({coefficient['sd']:.3f})",
-            *(f"{row['mean'][index]:.3f} ({row['sd'][index]:.3f})" for row in rows),
+            *(
+                "{} ({})".format(*tables.moments(mean, sd))
+                for mean, sd in (
+                    (coefficient["mean"], coefficient["sd"]),
+                    *((row["mean"][index], row["sd"][index]) for row in rows),
+                )
+            ),
         ]
         for index, coefficient in enumerate(coefficients)
     ]

@@ -46,8 +46,8 @@ def comparison_section(contents: Contents) -> Section | None:
         cells = tuple(
             (
                 row.shown,
-                f"{row.mean:.3f} ({row.sd:.3f})",
-                f"{row.pooled_mean:.3f} ({row.pooled_sd:.3f})",
+                "{} ({})".format(*tables.moments(row.mean, row.sd)),
+                "{} ({})".format(*tables.moments(row.pooled_mean, row.pooled_sd)),
                 tables.number(row.sd / row.pooled_sd, 2),
             )
             for row in contents.coefficients

@@ -132,7 +132,8 @@ def _table(contents: Contents, shown: list[Coefficient], ratio: str) -> Table:
                 f"{tables.limit(row.ratio_upper)})"
             )
         else:
-            number = f"{tables.number(row.mean, 3)} ({row.lower:.2f} to {row.upper:.2f})"
+            limits = tables.interval(row.lower, row.upper, row.sd)
+            number = f"{tables.number(row.mean, 3)} ({limits})"
         said = "open"
         if _is_clear(contents, row):
             said = f"{'higher' if row.mean > 0.0 else 'lower'} {ratio}".rstrip()

@@ -133,6 +133,33 @@ def number(value: float | None, digits: int = 4) -> str:
     return "∞" if math.isinf(value) else f"{value + 0.0:.{digits}g}"
 
 
+def moments(mean: float, sd: float) -> tuple[str, str]:
+    """Formats a mean and its sd with three decimals, or as many as two digits of a small sd need.
+
+    >>> moments(0.69, 0.071), moments(0.0016, 0.00042)
+    (('0.690', '0.071'), ('0.00160', '0.00042'))
+    """
+    decimals = 3 + _more_decimals(sd, 1e-3)
+    return f"{mean:.{decimals}f}", f"{sd:.{decimals}f}"
+
+
+def interval(lower: float, upper: float, sd: float) -> str:
+    """Formats an interval with two decimals, or with more where its sd is below one hundredth.
+
+    >>> interval(-0.16, 0.04, 0.05), interval(0.00078, 0.00242, 0.00042)
+    ('-0.16 to 0.04', '0.0008 to 0.0024')
+    """
+    decimals = 2 + _more_decimals(sd, 1e-2)
+    return f"{lower:.{decimals}f} to {upper:.{decimals}f}"
+
+
+def _more_decimals(sd: float, least: float) -> int:
+    """Returns how many further decimals show an sd that is below the least; 0 if it is not, or is 0."""
+    if not 0.0 < sd < least:
+        return 0
+    return math.floor(math.log10(least)) - math.floor(math.log10(sd)) + (least < 1e-2)
+
+
 def limit(value: float | None) -> str:
     """Formats a limit of a ratio's interval, so that it is visibly on one side of 1.
 
@@ -312,8 +339,7 @@ def coefficient_cells(row: Mapping[str, Any], ratio: str) -> list[str]:
       row: as of ``coefficient_table``.
       ratio: the kind of ratio that exp(coefficient) is, such as "odds"; "" for none.
     """
-    cells = [f"{row['mean']:.3f}", f"{row['sd']:.3f}"]
-    cells.append(f"{row['lower']:.2f} to {row['upper']:.2f}")
+    cells = [*moments(row["mean"], row["sd"]), interval(row["lower"], row["upper"], row["sd"])]
     if ratio:
         value, low, high = (row[f"{ratio}_{what}"] for what in ("ratio", "lower", "upper"))
         within = f"({limit(low)} to {limit(high)})"
@@ -383,7 +409,7 @@ def _coefficients(
             numbers[-1] += "*"
         cells += [*numbers[:2], "\n".join(numbers[2:])] if stacked else numbers
         if pooled:
-            cells += [f"{row['pooled_mean']:.3f}", f"{row['pooled_sd']:.3f}"]
+            cells += moments(row["pooled_mean"], row["pooled_sd"])
         lines.append(cells)
     return _filled(_table(title), names, lines, left=("coefficient", "unit"))
 

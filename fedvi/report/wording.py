@@ -77,7 +77,7 @@ def claim_in_words(claim: Claimed) -> str:
 def moments_in_words(contents: Contents, row: Coefficient) -> tuple[str, str]:
     """Formats mean and sd; if not Gaussian, such as a word's probability, by significant digits."""
     if contents.gaussian:
-        return f"{row.mean:.3f}", f"{row.sd:.3f}"
+        return tables.moments(row.mean, row.sd)
     return tables.number(row.mean, 3), tables.number(row.sd, 3)
 
 
