@@ -145,7 +145,9 @@ class GaussianMixture:
         return (
             Block("count", (count,), 1.0, _SHARES[0], positive=True, total=1.0),
             Block("first", (count, d), self.row_norm, _SHARES[1]),
-            Block("second", (count, d, d), self.row_norm**2, _SHARES[2], symmetric=True, positive=True),
+            Block(
+                "second", (count, d, d), self.row_norm**2, _SHARES[2], symmetric=True, positive=True
+            ),
         )
 
     @property

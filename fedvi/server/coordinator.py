@@ -102,7 +102,8 @@ class Coordinator:
         """Answers several requests in their order, and saves once for all of them.
 
         Results are those of separate calls. A refused request changes nothing, except as in ``handle``, and
-        does not affect the others: its step holds the error in place of the reply. No reply may be sent before this returns.
+        does not affect the others: its step holds the error in place of the reply. No reply may be sent
+        before this returns.
 
         Raises:
           FedviError: the store could not save; nothing changes, and all may be sent again.

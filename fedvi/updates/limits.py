@@ -15,8 +15,8 @@ from fedvi.expfam.matrices import from_triangle, triangle
 
 __all__ = ["Limit", "Sign", "check", "limit_of"]
 
-# Each bound on noise is its mean plus this many sds, and fails with a probability below exp(-8²/2) = 1.3e-14.
-# An answer meets some 20 of them at most: in a run of 4,000 answers, all together fail with one below 1e-9.
+# Each bound on noise is its mean plus this many sds, and fails with a probability of 1.3e-14, exp(-8²/2).
+# An answer meets some 20 of them at most: in a run of 4,000 answers, one fails with a probability of 1e-9.
 _TAIL = 8.0
 # For steps of the grid, of which a standard deviation has at least 4,096; and for float32 sums.
 _ROUNDING = 1.001
@@ -96,8 +96,8 @@ def check(
 
     - the norm of the noise is at most sd·(√n + z), since its mean is at most sd·√n;
     - its largest number is at most sd·√(z² + 2 ln n), by the union bound over n numbers;
-    - the noise of a matrix from a triangle has no eigenvalue below −sd·(√(2D) + z), the edge of its spectrum
-      (Slepian's inequality) and z sds; with K matrices, √(z² + 2 ln K) sds;
+    - the noise of a matrix from a triangle has no eigenvalue below −sd·(√(2D) + z), the edge of its
+      spectrum (Slepian's inequality) and z sds; with K matrices, √(z² + 2 ln K) sds;
     - the total of n numbers is normal, with the sd sd·√n.
 
     Norm and eigenvalues are functions of n standard normal numbers with the Lipschitz constant sd. So by

@@ -405,6 +405,30 @@ def test_calls_whose_message_never_comes_take_no_places_of_others(
         assert sum("did not come within 5 s" in text for text in refused) == access.CALLS_AT_ONCE
 
 
+@pytest.mark.nightly
+def test_400_half_open_streams_take_no_places_of_others(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(calls, "ASK_SECONDS", 5.0)
+    spec, ended = make_spec(), threading.Event()
+
+    def never():
+        ended.wait(60.0)
+        yield from ()
+
+    with serving(folders, tmp_path, spec) as server, contextlib.ExitStack() as closing:
+        closing.callback(ended.set)
+        credentials = identity.channel_credentials(folders["north"])
+        options, held = (("grpc.use_local_subchannel_pool", 1),), []
+        for _ in range(8):
+            channel = server.channel(server.addresses.listen, credentials, options)
+            upload = channel.stream_unary("/fedvi.v1.FederationService/SubmitResult")
+            held += [upload.future(never()) for _ in range(50)]
+        wait_until(lambda: sum(call.done() for call in held) >= 400 - access.CALLS_AT_ONCE)
+        link(server, spec, "south", folders["south"]).handle(greeting(spec, "south"))
+        wait_until(lambda: all(call.done() for call in held))
+        # Also the site itself comes in again.
+        link(server, spec, "north", folders["north"]).handle(greeting(spec, "north"))
+
+
 @pytest.mark.parametrize("method", ["Hello", "SubmitResult", "GetPayload"])
 def test_a_revoked_client_is_refused_before_it_sends_anything(folders, tmp_path, method):
     spec, sent = make_spec(), threading.Event()

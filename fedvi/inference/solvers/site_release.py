@@ -303,7 +303,9 @@ def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
     Raises:
       ProtocolError: if the coordinates have another number of columns than the model.
     """
-    mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
+    # A q beyond float32 is answered too: its records count as zero, and noise is added.
+    with np.errstate(over="ignore"):
+        mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
     at = task.coordinates
     if at is None:
         at = Coordinates(np.zeros(family.size), np.ones(family.size), 0)

@@ -431,7 +431,7 @@ def present(spec: ServerSpec, state: ServerState) -> tuple[str, ...]:
 
 
 def has_failed(state: ServerState, client: str) -> bool:
-    """Whether a client cannot answer: by its own report, its ledger, its answer, the roster, an operator."""
+    """Whether a client cannot answer, by its report, its ledger, its answer, the roster or an operator."""
     return state.away.get(client) in (*FAILURES, *_FOR_GOOD)
 
 

@@ -121,9 +121,9 @@ def test_a_curvature_bent_the_wrong_way_is_refused():
     limit = limit_of(1000, 1.0, 1.0, 9, (Sign("curvature", 3),))
     for bent, refused in ((-9.0, False), (-13.0, True), (-900.0, True)):
         # Turned, so that no entry of the diagonal shows it.
-        turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+        turn = np.linalg.qr(np.random.default_rng(4).normal(size=(3, 3)))[0]
         matrix = turn @ np.diag([bent, 50.0 - bent, 50.0 - bent]) @ turn.T
-        assert matrix.diagonal().min() > bent / 2
+        assert matrix.diagonal().min() > 0.0
         value = {"curvature": matrix[rows, columns] * scale}
         if refused:
             with pytest.raises(errors.ImpossibleAnswer, match=r"has an eigenvalue below -11\."):
