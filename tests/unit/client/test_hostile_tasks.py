@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fedvi import errors
-from fedvi.client.worker import Worker
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.federation.messages import Done, Hello, NextTask, Noted, Offer, Receipt, Submit, Welcome
-from fedvi.privacy import ledger, random
+from fedvi.privacy import ledger
+from fedvi.run.site import client_worker
 from fedvi.store.memory import MemoryClientStore
 from fedvi.study import build
 from fedvi.study.config import parse_study
@@ -83,17 +83,9 @@ def worked(assembly, server):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(40, 2)).astype(np.float32)
     y = generator.integers(2, size=40).astype(np.float32)
-    spec = assembly.spec
-    worker = Worker(
-        client="north",
-        study_digest=spec.study_digest,
-        link=server,
-        solver=assembly.solvers["north"],
-        shard=lambda: Shard({"x": x, "y": y}, np.ones(40, bool)),
-        root=random.secure_root(),
-        store=MemoryClientStore(ledger.open_ledger(spec.headers["north"])),
-        budget=spec.budget,
-        is_proper=spec.family.is_proper,
+    store = MemoryClientStore(ledger.open_ledger(assembly.spec.headers["north"]))
+    worker = client_worker(
+        assembly, "north", server, store, lambda: Shard({"x": x, "y": y}, np.ones(40, bool))
     )
     seen = []
     for _ in range(100):
