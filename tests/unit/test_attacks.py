@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @functools.cache
-def tests_of(path: str) -> frozenset[str]:
+def found_in(path: str) -> frozenset[str]:
     """The names of the tests that pytest would collect from a file."""
     found = ast.parse((ROOT / path).read_text())
     bodies = [found.body, *(node.body for node in found.body if isinstance(node, ast.ClassDef))]
@@ -27,7 +27,7 @@ def test_an_attack_has_tests_that_are_there(attack):
     for name in ATTACKS[attack]:
         path, _, function = name.partition("::")
         assert Path(path).name.startswith("test_")
-        assert function in tests_of(path), name
+        assert function in found_in(path), name
 
 
 @pytest.mark.parametrize("name", ["compose.yaml", "coordinator.yaml", "site.yaml"])
