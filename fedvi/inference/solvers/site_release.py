@@ -294,7 +294,8 @@ def _bends_down(model: Model) -> bool:
     Where a record has several predictors, rounding may leave its curvature less than semidefinite.
     """
     rows = of_rows(model)
-    return has_predictor(rows) and bool(getattr(rows.outcome, "concave", False))
+    outcome = getattr(rows, "outcome", None)
+    return has_predictor(rows) and getattr(outcome, "concave", None) is True
 
 
 def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
