@@ -11,7 +11,7 @@ import pytest
 from fedvi import errors
 from fedvi.federation.messages import Goodbye, Hello, NextTask, Offer, Submit
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.rpc import access, calls
+from fedvi.server.rpc import access, calls, service
 from fedvi.transport import authority, bundle, certificates, enrolment, identity, status, wire
 from fedvi.transport import roster as rosters
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2, health_pb2_grpc
@@ -407,7 +407,7 @@ def test_calls_whose_message_never_comes_take_no_places_of_others(
 
 @pytest.mark.nightly
 def test_400_half_open_streams_take_no_places_of_others(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(calls, "ASK_SECONDS", 5.0)
+    monkeypatch.setattr(service, "CHUNK_SECONDS", 5.0)
     spec, ended = make_spec(), threading.Event()
 
     def never():
