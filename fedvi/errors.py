@@ -91,6 +91,10 @@ class ProtocolError(FedviError):
     """A message breaks the protocol between client and server."""
 
 
+class ImpossibleAnswer(ProtocolError):
+    """An answer is outside of what the study bounds: its site is left out until it calls again."""
+
+
 class HelloNeeded(ProtocolError):
     """The server has not greeted this client since it started: send the greeting again."""
 

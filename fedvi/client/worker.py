@@ -42,6 +42,7 @@ from fedvi.privacy.owned import Unique, not_copied
 from fedvi.store.base import ClientStore, Pending
 from fedvi.transport import codec
 from fedvi.transport.memory import Link
+from fedvi.typing import Eta
 from fedvi.updates.base import LocalSolver, Shard, Task
 
 __all__ = ["ClientStore", "Means", "Outcome", "Visit", "Worker", "check_event"]
@@ -155,6 +156,7 @@ class Worker(Unique):
         private: write them to a file of the client's own or nowhere. Off by default.
       layout: returns a shard in the form of ``shard``'s that follows from the study alone, or None if that
         is not known; compiled programs are checked on it before the first charge.
+      is_proper: of the study's family: a task about another q is refused before it is charged.
     """
 
     _why = "both would answer the same tasks, with the same secrets"
@@ -174,6 +176,7 @@ class Worker(Unique):
         private_log: Callable[[str, Mapping[str, Metric]], None] | None = None,
         mask: Callable[[Task, Payload], Payload] | None = None,
         layout: Callable[[], Shard | None] = lambda: None,
+        is_proper: Callable[[Eta], bool] = lambda eta: True,
     ) -> None:
         self.client = client
         self._study_digest = study_digest
@@ -187,6 +190,7 @@ class Worker(Unique):
         self._private_log = private_log
         self._mask = mask
         self._layout = layout
+        self._is_proper = is_proper
         self._greeted = False
         self._ended = ""
         self._info: Mapping[str, Metric] = {}
@@ -321,6 +325,12 @@ class Worker(Unique):
     def _prepared(self, task: Task) -> "Visit":
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
+        # No run hands out such a q, and solvers would stop at it with the release charged.
+        if not self._is_proper(task.posterior):
+            raise errors.ProtocolError(
+                f"task {task.task_id!r} has a posterior that is improper, expected a proper one",
+                "the server is not as it should be; nothing was charged, and no record was read",
+            )
         check = self._solver.check
         if check is not None and (layout := self._layout()) is not None:
             check(layout)

@@ -136,9 +136,9 @@ class FactorAnalysis:
         # For Gaussian columns of one scale, Σ x⁴ is 3‖x‖⁴/P.
         squares = norm**2 * (1.0 if self.isotropic else min(1.0, math.sqrt(3.0 / count)))
         return (
-            Block("factors", (side, side), float(side), _SHARES[0], symmetric=True),
+            Block("factors", (side, side), float(side), _SHARES[0], symmetric=True, positive=True),
             Block("products", (count, side), norm * math.sqrt(side), _SHARES[1]),
-            Block("squares", (self.family.groups,), squares, _SHARES[2]),
+            Block("squares", (self.family.groups,), squares, _SHARES[2], positive=True),
         )
 
     @property

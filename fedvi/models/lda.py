@@ -170,7 +170,7 @@ class LatentDirichlet:
     def blocks(self) -> tuple[Block, ...]:
         """Words of each topic, [V, K]."""
         typical = math.sqrt(self.length) if self.typical_norm is None else self.typical_norm
-        return (Block("words", (self.vocabulary, self.topics), typical, 1.0),)
+        return (Block("words", (self.vocabulary, self.topics), typical, 1.0, positive=True),)
 
     @property
     def norm_error(self) -> float:

@@ -125,9 +125,23 @@ class HiddenMarkov:
         moves = max(1.0, count - 1.0) / math.sqrt(self.states)
         emissions = max(1.0, count / math.sqrt(min(self.states * self.symbols, count)))
         return (
-            Block("starts", (self.states,), 1.0, _SHARES[0]),
-            Block("moves", (self.states, self.states), moves, _SHARES[1]),
-            Block("emissions", (self.states, self.symbols), emissions, _SHARES[2]),
+            Block("starts", (self.states,), 1.0, _SHARES[0], positive=True, total=1.0),
+            Block(
+                "moves",
+                (self.states, self.states),
+                moves,
+                _SHARES[1],
+                positive=True,
+                total=self.length - 1.0,
+            ),
+            Block(
+                "emissions",
+                (self.states, self.symbols),
+                emissions,
+                _SHARES[2],
+                positive=True,
+                total=float(self.length),
+            ),
         )
 
     @property

@@ -143,9 +143,11 @@ class GaussianMixture:
         """r [K], r⊗x [K, d] and r⊗x xᵀ [K, d, d]; a typical record belongs to one component."""
         count, d = self.components, len(self.columns)
         return (
-            Block("count", (count,), 1.0, _SHARES[0]),
+            Block("count", (count,), 1.0, _SHARES[0], positive=True, total=1.0),
             Block("first", (count, d), self.row_norm, _SHARES[1]),
-            Block("second", (count, d, d), self.row_norm**2, _SHARES[2], symmetric=True),
+            Block(
+                "second", (count, d, d), self.row_norm**2, _SHARES[2], symmetric=True, positive=True
+            ),
         )
 
     @property

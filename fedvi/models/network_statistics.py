@@ -121,7 +121,14 @@ class DiscreteNetwork:
         """One table per variable; each has norm 1."""
         share = 1.0 / len(self.variables)
         return tuple(
-            Block(name, (math.prod(map(self._levels_of, parents)), levels), 1.0, share)
+            Block(
+                name,
+                (math.prod(map(self._levels_of, parents)), levels),
+                1.0,
+                share,
+                positive=True,
+                total=1.0,
+            )
             for name, levels, parents in zip(self.variables, self.levels, self.parents, strict=True)
         )
 

@@ -195,7 +195,7 @@ class _Coefficients:
         share = _CENTRED_CURVATURE_SHARE if self.centred else _CURVATURE_SHARE
         return (
             Block("h", (size,), slope * norm, 1.0 - share),
-            Block("J", (size, size), bend * norm**2, share, symmetric=True),
+            Block("J", (size, size), bend * norm**2, share, symmetric=True, positive=True),
         )
 
 

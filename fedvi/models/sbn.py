@@ -136,10 +136,16 @@ class SigmoidBeliefNetwork:
         bent = _BEND * math.sqrt(rows)
         return (
             Block("h", (rows, width), _MISS * math.sqrt(rows * lit), 0.75),
-            Block("J", (rows, width), bent * math.sqrt(lit), 0.19),
-            Block("V", (rows, self.hidden), bent * _DOUBT * math.sqrt(self.hidden), 0.03),
+            Block("J", (rows, width), bent * math.sqrt(lit), 0.19, positive=True),
+            Block(
+                "V",
+                (rows, self.hidden),
+                bent * _DOUBT * math.sqrt(self.hidden),
+                0.03,
+                positive=True,
+            ),
             Block("b", (self.hidden,), _HALF * math.sqrt(self.hidden), 0.02),
-            Block("count", (1,), 1.0, 0.01),
+            Block("count", (1,), 1.0, 0.01, positive=True, total=1.0),
         )
 
     @property

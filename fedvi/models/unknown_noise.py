@@ -98,8 +98,8 @@ class UnknownNoise:
         side = len(self.coefficients) + 1
         norm = self.row_norm**2 + 1.0
         return (
-            Block("moments", (side, side), norm, 1.0 - _COUNT_SHARE, symmetric=True),
-            Block("count", (1,), 1.0, _COUNT_SHARE),
+            Block("moments", (side, side), norm, 1.0 - _COUNT_SHARE, symmetric=True, positive=True),
+            Block("count", (1,), 1.0, _COUNT_SHARE, positive=True, total=1.0),
         )
 
     @property

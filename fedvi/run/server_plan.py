@@ -38,7 +38,7 @@ from fedvi.transport.files import PRIVATE, put
 from fedvi.typing import Eta
 from fedvi.updates import base, finish, noise_aware, statistics
 from fedvi.updates.conjugate import fields_of, from_table, is_own, to_table, tupled
-from fedvi.updates.limits import Limit
+from fedvi.updates.limits import Limit, Sign
 
 if TYPE_CHECKING:
     from fedvi.study.build import Assembly
@@ -327,6 +327,7 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         for function in (
             base.finish_natural,
             finish.finish_change,
+            finish.finish_low_rank,
             finish.finish_site,
             finish.finish_sites,
             finish.finish_whitened,
@@ -466,7 +467,7 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
                 "cost": events.to_json(part.cost),
                 "finish": part.finish._asdict(),
                 "header": part.header and ledger.to_lines(ledger.open_ledger(part.header))[0],
-                "limit": part.limit,
+                "limit": part.limit and part.limit._asdict(),
             }
             for name, part in plan.workers.items()
         ],
@@ -480,6 +481,10 @@ def to_json(plan: ServerPlan) -> dict[str, Any]:
         "gather": plan.gather and _noted_gather(plan.gather),
     }
     return {**content, "sha256": _sha256(content)}
+
+
+def _limit(table: Mapping[str, Any]) -> Limit:
+    return Limit(**{**table, "signs": tuple(Sign(*sign) for sign in table["signs"])})
 
 
 def _sha256(content: Mapping[str, Any]) -> str:
@@ -516,7 +521,7 @@ def _from_json(content: Any, path: Path, parts: plugins.OutsideCode | None = Non
                     events.from_json(item["cost"]),
                     _read_finish(item["finish"]),
                     item["header"] and ledger.from_lines([item["header"]]).header,
-                    item["limit"] and Limit(*item["limit"]),
+                    item["limit"] and _limit(item["limit"]),
                 )
                 for item in content["workers"]
             },

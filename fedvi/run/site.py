@@ -83,6 +83,7 @@ def client_worker(
         private_log=_private_log(metrics_folder, client),
         mask=mask,
         layout=made_up.layout_of(assembly) if layout is None else layout,
+        is_proper=assembly.family.is_proper,
     )
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from fedvi import errors
 from fedvi.federation.messages import Reply, Request
 from fedvi.server.core import protocol
 
@@ -89,7 +90,8 @@ class Coordinator:
         """Answers one request.
 
         Raises:
-          FedviError: as in ``protocol.step``; nothing changes.
+          FedviError: as in ``protocol.step``; nothing changes, but that a client whose answer is
+            impossible is left out.
         """
         (step,) = self.handle_all([request])
         if isinstance(step.reply, Exception):
@@ -99,8 +101,9 @@ class Coordinator:
     def handle_all(self, requests: Sequence[Request]) -> list[Step]:
         """Answers several requests in their order, and saves once for all of them.
 
-        Results are those of separate calls. A refused request changes nothing and does not affect the
-        others: its step holds the error in place of the reply. No reply may be sent before this returns.
+        Results are those of separate calls. A refused request changes nothing, except as in ``handle``, and
+        does not affect the others: its step holds the error in place of the reply. No reply may be sent
+        before this returns.
 
         Raises:
           FedviError: the store could not save; nothing changes, and all may be sent again.
@@ -113,6 +116,9 @@ class Coordinator:
                 reply: Reply | Exception
                 try:
                     state, reply = protocol.step(self._spec, before, request, self.clock())
+                except errors.ImpossibleAnswer as error:
+                    reply = error
+                    state = protocol.leave_out(self._spec, before, request.client, self.clock())
                 except Exception as error:  # any error concerns this request alone
                     reply = error
                 steps.append(Step(before, state, reply))

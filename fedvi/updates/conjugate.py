@@ -53,6 +53,9 @@ class Block(NamedTuple):
       share: the share of the squared clip norm for a typical record's array; blocks' shares add up to 1.
       symmetric: whether the last two axes are a symmetric matrix, of which the lower triangle is released.
         It must be symmetric bit for bit, so that its norm is that of the released numbers.
+      positive: whether no record's array is negative: all its entries are at least 0, or, if it is
+        symmetric, its eigenvalues. A server refuses sums that noise alone does not make negative.
+      total: the most that a record's entries add up to, where ``positive``; None if nothing bounds it.
     """
 
     name: str
@@ -60,6 +63,8 @@ class Block(NamedTuple):
     typical: float
     share: float
     symmetric: bool = False
+    positive: bool = False
+    total: float | None = None
 
     @property
     def number_count(self) -> int:

@@ -3,6 +3,7 @@
 For answers that are natural parameters already, see ``base.finish_natural``.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,13 @@ from fedvi.expfam.base import FactoredGaussian
 from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.expfam.low_rank_gaussian import LowRankEta
 from fedvi.expfam.matrices import from_triangle, triangle
-from fedvi.updates.base import Change, Task, check_shapes
+from fedvi.updates.base import Change, Task, check_shapes, finish_natural
 from fedvi.updates.whitened_changes import PriorFrame, from_vector
 
 __all__ = [
     "SHARPEST",
     "finish_change",
+    "finish_low_rank",
     "finish_site",
     "finish_sites",
     "finish_whitened",
@@ -48,6 +50,33 @@ def finish_whitened(value: dict[str, np.ndarray], task: Task) -> Change:
     family = FullGaussian(size) if task.posterior.J.ndim == 2 else DiagonalGaussian(size)
     optimum = to_natural(family, task, value["location"], _conditioned(value["scale"]))
     return Change(tree.subtract(optimum, task.posterior))
+
+
+def finish_low_rank(value: dict[str, np.ndarray], task: Task, *, farthest: float) -> Change:
+    """Turns a released η of the low-rank family into Δη = η − η of the broadcast q.
+
+    The factors c of its guide are within exp(±farthest), and exp(±6). So d = d of the broadcast q ÷ c² is
+    positive, and not far from what it was. The location cannot be checked so: the task holds no directions.
+
+    Args:
+      value: ``h`` [D], ``d`` [D] and ``K`` [r, r].
+      task: the answered task.
+      farthest: how far each number of a guide moves at most.
+
+    Raises:
+      ProtocolError: if names or shapes of the arrays differ.
+      ImpossibleAnswer: d is not positive, or further away.
+    """
+    change = finish_natural(value, task)
+    most = math.exp(2.0 * min(farthest, SHARPEST) + 1e-3)
+    before, after = task.posterior.d, value["d"]
+    if not ((after >= before / most) & (after <= before * most)).all():
+        raise errors.ImpossibleAnswer(
+            f"the answer to task {task.task_id!r} has a number of 'd' that is not within a factor of "
+            f"{most:.6g} of the broadcast one, expected what the solver's steps reach",
+            "does the site run the same study and the same version of fedvi, and is it who it should be?",
+        )
+    return change
 
 
 def finish_site(

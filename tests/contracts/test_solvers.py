@@ -221,7 +221,7 @@ def test_no_answer_is_longer_than_its_server_takes(case):
         found = received(solve(solver, Shard(records, np.ones(16, bool)), task, seed))
         limits.check(limit, found, "an answer")
         far = {name: array + limit.of_sum(2) for name, array in found.items()}
-        with pytest.raises(errors.ProtocolError, match=r"is longer than"):
+        with pytest.raises(errors.ProtocolError, match=r"is larger than"):
             limits.check(limit, far, "an answer")
 
 

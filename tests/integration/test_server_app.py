@@ -701,6 +701,27 @@ def test_silent_callers_of_the_metrics_take_few_threads_and_are_cut_off(tmp_path
         wait_for(answers)
 
 
+def test_callers_that_hold_all_places_of_the_metrics_give_way_to_the_next(tmp_path):
+    with running(make_spec(), tmp_path, metrics="127.0.0.1:0") as server:
+        host, port = server.addresses.metrics.split(":")
+        with contextlib.ExitStack() as stack:
+            silent = [
+                stack.enter_context(socket.create_connection((host, int(port)), timeout=10.0))
+                for _ in range(places.PLACES)
+            ]
+            time.sleep(places._SURE_SECONDS + 0.2)
+            before = time.monotonic()
+            with urllib.request.urlopen(f"http://{server.addresses.metrics}/metrics") as reply:
+                assert "fedvi_version 0.0" in reply.read().decode()
+            # Long before a silent caller is cut off by itself.
+            assert time.monotonic() - before < places.SILENT_SECONDS - places._SURE_SECONDS - 0.5
+            # The oldest made room, and no other.
+            assert silent[0].recv(1) == b""
+            silent[1].setblocking(False)
+            with pytest.raises(BlockingIOError):
+                silent[1].recv(1)
+
+
 # Its end, and its next beginning.
 
 

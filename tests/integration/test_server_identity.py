@@ -11,7 +11,7 @@ import pytest
 from fedvi import errors
 from fedvi.federation.messages import Goodbye, Hello, NextTask, Offer, Submit
 from fedvi.privacy import ledger as ledgers
-from fedvi.server.rpc import access, calls
+from fedvi.server.rpc import access, calls, service
 from fedvi.transport import authority, bundle, certificates, enrolment, identity, status, wire
 from fedvi.transport import roster as rosters
 from fedvi.transport._wire import admin_pb2, admin_pb2_grpc, health_pb2, health_pb2_grpc
@@ -403,6 +403,30 @@ def test_calls_whose_message_never_comes_take_no_places_of_others(
         wait_until(lambda: all(call.done() for call in held))
         refused = [str(status.from_status(call)) for call in held]
         assert sum("did not come within 5 s" in text for text in refused) == access.CALLS_AT_ONCE
+
+
+@pytest.mark.nightly
+def test_400_half_open_streams_take_no_places_of_others(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(service, "CHUNK_SECONDS", 5.0)
+    spec, ended = make_spec(), threading.Event()
+
+    def never():
+        ended.wait(60.0)
+        yield from ()
+
+    with serving(folders, tmp_path, spec) as server, contextlib.ExitStack() as closing:
+        closing.callback(ended.set)
+        credentials = identity.channel_credentials(folders["north"])
+        options, held = (("grpc.use_local_subchannel_pool", 1),), []
+        for _ in range(8):
+            channel = server.channel(server.addresses.listen, credentials, options)
+            upload = channel.stream_unary("/fedvi.v1.FederationService/SubmitResult")
+            held += [upload.future(never()) for _ in range(50)]
+        wait_until(lambda: sum(call.done() for call in held) >= 400 - access.CALLS_AT_ONCE)
+        link(server, spec, "south", folders["south"]).handle(greeting(spec, "south"))
+        wait_until(lambda: all(call.done() for call in held))
+        # Also the site itself comes in again.
+        link(server, spec, "north", folders["north"]).handle(greeting(spec, "north"))
 
 
 @pytest.mark.parametrize("method", ["Hello", "SubmitResult", "GetPayload"])

@@ -25,15 +25,8 @@ from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
 from fedvi.privacy.bounded import Bounded, clipped_sum
 from fedvi.privacy.release import Released, decoded, post_process, release, repeat, repeat_outside
 from fedvi.typing import Key
-from fedvi.updates.base import (
-    LocalSolver,
-    Shard,
-    Task,
-    check_gaussian,
-    compiled_once,
-    finish_natural,
-)
-from fedvi.updates.finish import SHARPEST, finish_whitened, to_low_rank
+from fedvi.updates.base import LocalSolver, Shard, Task, check_gaussian, compiled_once
+from fedvi.updates.finish import SHARPEST, finish_low_rank, finish_whitened, to_low_rank
 from fedvi.updates.limits import Limit
 
 __all__ = ["dp_optimisation"]
@@ -103,6 +96,8 @@ def dp_optimisation(
     low_rank = isinstance(family, FactoredGaussian)
     climb = _climber(local, sampler, mechanism, clip_norm, steps, learning_rate, draws)
     numbers = family.size * (1 + (family.size if is_full(family) else 1))
+    # Each number starts at 0 and moves with Adam, whose rates along the cosine add up to this.
+    farthest = LONGEST_STEP * learning_rate * (steps + 1) / 2
     one_step = sampler.event(mechanism.event(Shift(clip_norm, clip_norm, 2.0 * clip_norm)))
 
     def update(
@@ -129,14 +124,14 @@ def dp_optimisation(
         init=lambda eta: (),
         update=update,
         # A server knows the shapes of a posterior but not its directions: a low-rank answer is already η.
-        finish=finish_natural if low_rank else finish_whitened,
+        finish=functools.partial(finish_low_rank, farthest=farthest)
+        if low_rank
+        else finish_whitened,
         cost=events.repeat(one_step, steps),
         number_count=family.number_count,
         noised_count=local.family.number_count,
-        # Each number starts at 0 and moves with Adam. Effects and directions change the units.
-        limit=None
-        if low_rank or local.effects is not None
-        else Limit(math.sqrt(numbers) * learning_rate * steps * LONGEST_STEP, 0.0),
+        # With effects, the first numbers of a guide over both are what is released.
+        limit=None if low_rank else Limit(math.sqrt(numbers) * farthest, 0.0, numbers, farthest),
         clip_norm=clip_norm,
         mark=mechanism.mark,
         # The gradients of a larger batch would not fit into memory together.

@@ -40,7 +40,7 @@ from fedvi.updates.coordinates import (
     typical_norm,
 )
 from fedvi.updates.finish import finish_site, finish_sites
-from fedvi.updates.limits import limit_of
+from fedvi.updates.limits import Sign, limit_of
 from fedvi.updates.noise_aware import of_sites
 
 __all__ = ["site_release"]
@@ -243,7 +243,12 @@ def site_release(
         renews=True,
         streams=streams,
         limit=limit_of(
-            sampler.capacity, clip_norm, mechanism.noise_multiplier, family.number_count
+            sampler.capacity,
+            clip_norm,
+            mechanism.noise_multiplier,
+            family.number_count,
+            # A survey's squares lie on the diagonal, so that the same holds for them.
+            (Sign("curvature", family.size),) if _bends_down(model) else (),
         ),
         adds_up={"gradient": (family.size,), "curvature": (family.size * (family.size + 1) // 2,)},
         check=check_of(
@@ -283,13 +288,25 @@ def _vanishing(model: Model, foreseen: Foreseen | None) -> list[list[int]]:
     return [list(known) for known in foreseen.vanishing]
 
 
+def _bends_down(model: Model) -> bool:
+    """Whether no record's curvature b·x xᵀ has a b < 0, for certain: an outcome from elsewhere must say so.
+
+    Where a record has several predictors, rounding may leave its curvature less than semidefinite.
+    """
+    rows = of_rows(model)
+    outcome = getattr(rows, "outcome", None)
+    return has_predictor(rows) and getattr(outcome, "concave", None) is True
+
+
 def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
     """Returns the mean and root of the broadcast q, and the coordinates of the answer.
 
     Raises:
       ProtocolError: if the coordinates have another number of columns than the model.
     """
-    mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
+    # A q beyond float32 is answered too: its records count as zero, and noise is added.
+    with np.errstate(over="ignore"):
+        mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
     at = task.coordinates
     if at is None:
         at = Coordinates(np.zeros(family.size), np.ones(family.size), 0)

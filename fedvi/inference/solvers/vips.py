@@ -27,7 +27,7 @@ from fedvi.privacy.release import Released, release
 from fedvi.typing import Key
 from fedvi.updates.base import LocalSolver, Shard, Task, compiled_once
 from fedvi.updates.conjugate import Centred, ConjugateModel, Ragged, packed
-from fedvi.updates.limits import limit_of
+from fedvi.updates.limits import Sign, limit_of
 from fedvi.updates.statistics import broadcast, finish_statistics, stand_statistics
 
 __all__ = ["conjugate_form", "vips"]
@@ -189,7 +189,23 @@ def vips(
         ),
         renews=True,
         streams=True,
-        limit=limit_of(sampler.capacity, clip_norm, mechanism.noise_multiplier, count),
+        limit=limit_of(
+            sampler.capacity,
+            clip_norm,
+            mechanism.noise_multiplier,
+            count,
+            tuple(
+                Sign(
+                    block.name,
+                    block.shape[-1] if block.symmetric else 0,
+                    None
+                    if block.total is None
+                    else sampler.capacity * weights[block.name] * block.total,
+                )
+                for block in model.blocks
+                if block.positive
+            ),
+        ),
         adds_up={block.name: (block.number_count,) for block in model.blocks},
         check=check_of(
             visits(

@@ -21,6 +21,7 @@ class Bernoulli:
     """y in {0, 1} with log odds a = xᵀθ; a fraction in [0, 1] counts as that share of a success."""
 
     conjugate: ClassVar[bool] = False
+    concave: ClassVar[bool] = True
     accepts: ClassVar[Accepted] = ACCEPTED["logistic"]
     measured: ClassVar[str] = "binary"
     keeps_total: ClassVar[bool] = False

@@ -37,6 +37,7 @@ class Binomial:
 
     typical_trials: float = 1.0
     conjugate: ClassVar[bool] = False
+    concave: ClassVar[bool] = True
     accepts: ClassVar[Accepted] = ACCEPTED["binomial"]
     measured: ClassVar[str] = "binomial"
     keeps_total: ClassVar[bool] = True

@@ -82,6 +82,7 @@ class Poisson(_Count):
     """y in {0, 1, …} with mean and variance eᵃ."""
 
     conjugate: ClassVar[bool] = False
+    concave: ClassVar[bool] = True
     accepts: ClassVar[Accepted] = ACCEPTED["poisson"]
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
@@ -121,6 +122,7 @@ class NegativeBinomial(_Count):
 
     dispersion: float
     conjugate: ClassVar[bool] = False
+    concave: ClassVar[bool] = True
     accepts: ClassVar[Accepted] = ACCEPTED["negative_binomial"]
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:

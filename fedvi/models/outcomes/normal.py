@@ -24,6 +24,7 @@ class Normal:
 
     noise_scale: float
     conjugate: ClassVar[bool] = True
+    concave: ClassVar[bool] = True
     accepts: ClassVar[Accepted] = ACCEPTED["linear"]
     measured: ClassVar[str] = "number"
     whole: ClassVar[bool] = False

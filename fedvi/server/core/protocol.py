@@ -34,6 +34,7 @@ from fedvi.server.core.fold_sizes import check_size, strictly
 from fedvi.server.core.membership import admit, extend, remove
 from fedvi.server.core.state import (
     EXHAUSTED,
+    IMPOSSIBLE,
     LEFT,
     OVER,
     OVERDUE,
@@ -72,6 +73,7 @@ from fedvi.updates.base import Change, Task
 
 __all__ = [
     "EXHAUSTED",
+    "IMPOSSIBLE",
     "LEFT",
     "OVER",
     "OVERDUE",
@@ -96,6 +98,7 @@ __all__ = [
     "initial_state",
     "is_durably_equal",
     "is_removed",
+    "leave_out",
     "next_deadline",
     "present",
     "progress_of",
@@ -134,6 +137,7 @@ def step(
       Superseded: another process of the client sent Hello since.
       LedgerError: Hello shows that client or server was rolled back.
       BudgetExceeded: an answer took more attempts than the budget has room for.
+      ImpossibleAnswer: the study bounds answers, and this one is outside; see ``leave_out``.
       ProtocolError: the request breaks the protocol. In any case the state is unchanged.
     """
     name = request.client
@@ -208,6 +212,14 @@ def revoke(spec: ServerSpec, state: ServerState, names: Collection[str], now: fl
             state = _gone(spec, state, name, REVOKED, now)
     begun = key_board.settled(spec, state)
     return state if begun is state else settle(spec, begun, now)
+
+
+def leave_out(spec: ServerSpec, state: ServerState, name: str, now: float) -> ServerState:
+    """Marks a client whose answer was refused as impossible as away: its turn passes without a deadline.
+
+    Its next call ends the absence. It still holds the task, which is charged and has that one answer.
+    """
+    return _gone(spec, state, name, IMPOSSIBLE, now)
 
 
 def check_session(spec: ServerSpec, state: ServerState, client: str, session: str) -> None:

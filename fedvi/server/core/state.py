@@ -27,6 +27,7 @@ from fedvi.updates.limits import Limit
 
 __all__ = [
     "EXHAUSTED",
+    "IMPOSSIBLE",
     "LEFT",
     "OVER",
     "OVERDUE",
@@ -64,10 +65,13 @@ LEFT = "left"
 EXHAUSTED = "its budget is spent"
 """Why a client is away for good: its budget has no room for another release."""
 
+IMPOSSIBLE = "its answer was refused as impossible"
+"""Why a client is away: no declared records give what it sent. Its turn passes at once."""
+
 REVOKED = "revoked"
 """Why a client is away: the roster admits none of its certificates, so that it cannot call."""
 
-_FOR_GOOD = ("budget", "policy", EXHAUSTED, REMOVED, REVOKED)
+_FOR_GOOD = ("budget", "policy", EXHAUSTED, IMPOSSIBLE, REMOVED, REVOKED)
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -231,8 +235,8 @@ class ServerState(NamedTuple):
       round_start: the reported posterior at the end of the last complete round, or of a later stage.
       history: all folds.
       status: "running" | "paused" | "stopped" | "completed" | "budget_exhausted" | "failed".
-      away: client → why no answer is expected from it: ``OVERDUE``, ``LEFT``, ``EXHAUSTED``, ``REVOKED``,
-        ``REMOVED`` or one of ``messages.FAILURES``.
+      away: client → why no answer is expected from it: ``OVERDUE``, ``LEFT``, ``EXHAUSTED``,
+        ``IMPOSSIBLE``, ``REVOKED``, ``REMOVED`` or one of ``messages.FAILURES``.
       skipped: clients whose turns were skipped since the last fold, in order.
       stages: the ends of the script's completed stages, in order; empty without a script.
       ledgers: client → its ledger of charges, the same chain that the client keeps.
@@ -427,8 +431,8 @@ def present(spec: ServerSpec, state: ServerState) -> tuple[str, ...]:
 
 
 def has_failed(state: ServerState, client: str) -> bool:
-    """Whether a client cannot answer, by its own report, its ledger, the roster or an operator."""
-    return state.away.get(client) in (*FAILURES, EXHAUSTED, REMOVED, REVOKED)
+    """Whether a client cannot answer, by its report, its ledger, its answer, the roster or an operator."""
+    return state.away.get(client) in (*FAILURES, *_FOR_GOOD)
 
 
 def has_failed_for_good(state: ServerState, client: str) -> bool:

@@ -261,16 +261,19 @@ class Dispatcher:
             self._loop.call_soon_threadsafe(_settle, reply, outcome)
 
     def _tell(self, request: Request, step: Step) -> None:
+        cause: Request | None = request
         match step.reply:
             case errors.HelloNeeded():
                 return  # normal after a restart
             case errors.FedviError() as error:
                 kind = type(request).__name__
                 self._on_event(run_events.refused(kind, request.client, error))
-                return
+                if step.before is step.after:
+                    return
+                cause = None  # what changed is not what was asked for
             case Exception():
                 return
-        for event in run_events.between(self.spec, step.before, step.after, request):
+        for event in run_events.between(self.spec, step.before, step.after, cause):
             self._on_event(event)
         # Done itself may be lost on its way; the link sends Goodbye once it has arrived.
         if isinstance(request, Goodbye) and step.after.status in OVER:

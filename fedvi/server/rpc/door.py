@@ -139,6 +139,8 @@ class Door:
         self._told_at = -_REPORT_SECONDS
         self._listeners: list[socket.socket] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        # The caller is gone; what it sent is still being written to gRPC.
+        self.ending: set[_Connection] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="door", daemon=True)
         self._thread.start()
@@ -222,6 +224,8 @@ class Door:
             for groups in (self._waiting, self._admitted):
                 for connection in [one for group in groups.values() for one in group]:
                     self._cut(connection)
+            for connection in self.ending:
+                connection.abort()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await asyncio.sleep(0)  # the loop closes what was aborted
 
@@ -456,7 +460,14 @@ class _Connection(_End):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._door.forget(self)
+        if self.other is not None and not self.other.transport.is_closing():
+            self._door.ending.add(self)
         super().connection_lost(error)
+
+    def finish(self) -> None:
+        # gRPC's end is lost.
+        self._door.ending.discard(self)
+        super().finish()
 
     def begin(self) -> None:
         """Reads from now on, if there is a first byte; at the end, or without one, it is gone at once."""

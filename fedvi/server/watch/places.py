@@ -19,6 +19,9 @@ SILENT_SECONDS = 5.0
 WHOLE_SECONDS = 20.0
 """The longest duration of a connection."""
 
+_SURE_SECONDS = 1.0
+"""How long a caller keeps its place where others wait for one; an answer takes far less."""
+
 _LOOK_SECONDS = 0.25
 """How often the serving thread checks whether to stop, and cuts slow callers."""
 
@@ -50,8 +53,8 @@ class Places(socketserver.ThreadingMixIn, HTTPServer):
         self.server_name, self.server_port = self.host, self.server_address[1]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Starts a thread for a connection, if one of the places is free."""
-        if not self._places.acquire(blocking=False):
+        """Starts a thread for a connection, if a place is free, or if an earlier caller takes too long."""
+        if not self._places.acquire(blocking=False) and not self._makes_room():
             with contextlib.suppress(OSError):
                 request.sendall(b"HTTP/1.0 503 Service Unavailable\r\nRetry-After: 2\r\n\r\n")
             self.shutdown_request(request)
@@ -62,6 +65,15 @@ class Places(socketserver.ThreadingMixIn, HTTPServer):
         except RuntimeError:  # no further thread can start
             self._leave(request)
             self.shutdown_request(request)
+
+    def _makes_room(self) -> bool:
+        """Cuts the oldest connection, if it is old, and takes its place."""
+        oldest, since = min(list(self._open.items()), key=lambda item: item[1], default=(None, 0.0))
+        if oldest is None or time.monotonic() - since < _SURE_SECONDS:
+            return False
+        with contextlib.suppress(OSError):
+            oldest.shutdown(socket.SHUT_RDWR)
+        return self._places.acquire(timeout=_LOOK_SECONDS)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers a connection, in its thread."""

@@ -27,6 +27,7 @@ class Echo(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
     block_on_close = True
     request_queue_size = 200
+    pours_for = 0.3
 
 
 class Answer(socketserver.BaseRequestHandler):
@@ -37,7 +38,7 @@ class Answer(socketserver.BaseRequestHandler):
         )
         while data := self.request.recv(1 << 16):
             if data == b"pour":
-                self.request.settimeout(0.3)
+                self.request.settimeout(self.server.pours_for)
                 with contextlib.suppress(TimeoutError):
                     self.request.sendall(bytes(64 << 20))
                 return
@@ -255,6 +256,28 @@ def test_a_caller_that_reads_nothing_is_gone_once_the_server_has_ended_it(opened
     dial().sendall(b"pour")  # what comes back is never read
     wait_for(lambda: found.counts.waiting == 1)
     wait_for(lambda: found.counts[:2] == (0, 0))
+
+
+def test_a_door_that_closes_waits_for_no_server_that_takes_nothing(opened, tmp_path):
+    _, _, echo = opened()
+    echo.pours_for = 5.0
+    found = Door()
+    listeners, address = found.bind("127.0.0.1:0")
+    found.listen(listeners, str(tmp_path / "echo.sock"))
+    host, port = address.split(":")
+    # The caller is gone, and much of what it sent is not taken yet.
+    near = socket.create_connection((host, int(port)))
+    near.sendall(b"pour")
+    near.settimeout(0.2)
+    with contextlib.suppress(TimeoutError):
+        near.sendall(bytes(16 << 20))
+    near.close()
+    wait_for(lambda: found.ending)
+    (far,) = (connection.other.transport for connection in found.ending)
+    assert far.get_write_buffer_size() > 0
+    found.close()
+    assert far.get_write_buffer_size() == 0
+    assert not found.ending
 
 
 def test_no_descriptor_is_left_open_by_connections_that_are_gone(opened):

@@ -1,0 +1,199 @@
+"""What strangers, sites and servers have tried on fedvi, and the tests that fail if it works again.
+
+A new attack gets a line here with its test. ``tests/unit/test_attacks.py`` looks whether each is there.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["ATTACKS"]
+
+_SERVER = "tests/unit/server"
+_WIRE = "tests/unit/transport"
+
+
+ATTACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        # Files that run code.
+        "a kind of a study that names a function: os:system": (
+            "tests/integration/test_no_file_runs_code.py::"
+            "test_a_study_that_names_code_is_refused_by_every_command_and_runs_nothing",
+        ),
+        "a kind, or a function, that a result, a plan or a ledger names": (
+            "tests/integration/test_no_file_runs_code.py::"
+            "test_no_mutated_file_starts_a_process_opens_a_socket_or_imports_a_module",
+        ),
+        # Strangers' connections.
+        "millions of empty fields in a header": (
+            f"{_WIRE}/test_bounded.py::test_refusing_a_message_of_many_fields_makes_none_of_them",
+            "tests/integration/test_strangers.py::"
+            "test_bombs_of_a_site_that_is_let_in_are_refused_and_cost_little",
+        ),
+        "gzip bombs": (
+            f"{_WIRE}/test_bounded.py::test_what_is_compressed_is_refused_with_what_to_do",
+            "tests/integration/test_server_app.py::"
+            "test_a_compressed_message_is_refused_unread_and_the_server_goes_on",
+            "tests/integration/test_strangers.py::"
+            "test_3000_idle_connections_and_36_bombs_keep_nobody_waiting",
+        ),
+        "thousands of bare connections": (
+            f"{_SERVER}/test_door.py::"
+            "test_silent_connections_of_many_addresses_drive_out_none_that_speaks",
+            f"{_SERVER}/test_door.py::test_connections_leave_descriptors_to_everything_else",
+            "tests/integration/test_strangers.py::test_an_attack_keeps_nobody_waiting",
+        ),
+        "thousands of TLS connections of a revoked certificate": (
+            f"{_SERVER}/test_door.py::"
+            "test_a_connection_that_is_refused_waits_again_and_is_closed_in_the_end",
+            "tests/integration/test_strangers.py::"
+            "test_connections_that_no_admitted_call_comes_over_are_closed",
+        ),
+        "idle connections in all places of the metrics": (
+            "tests/integration/test_server_app.py::"
+            "test_callers_that_hold_all_places_of_the_metrics_give_way_to_the_next",
+        ),
+        "half-open streams": (
+            "tests/integration/test_server_identity.py::"
+            "test_calls_whose_message_never_comes_take_no_places_of_others",
+            "tests/integration/test_server_identity.py::"
+            "test_400_half_open_streams_take_no_places_of_others",
+        ),
+        "unfinished uploads": (
+            "tests/integration/test_server_app.py::"
+            "test_chunks_that_stop_coming_end_the_call_and_are_kept",
+            f"{_SERVER}/test_uploads.py::test_another_answer_of_the_same_client_begins_anew",
+            f"{_SERVER}/test_uploads.py::test_more_than_was_announced_is_refused",
+        ),
+        # Answers.
+        "an answer that no declared records give: norms, counts, signs": (
+            f"{_SERVER}/test_impossible_answers.py::"
+            "test_an_answer_beyond_what_the_study_bounds_is_refused_and_the_others_are_folded",
+            f"{_SERVER}/test_impossible_answers.py::"
+            "test_what_is_bent_or_counted_the_wrong_way_is_refused_and_left_out",
+            f"{_SERVER}/test_impossible_answers.py::"
+            "test_of_sums_alone_the_sum_is_checked_and_an_impossible_one_is_given_up",
+        ),
+        "NaN, inf and wrong dtypes, shapes, names and prices": (
+            "tests/integration/test_server_app.py::"
+            "test_an_answer_that_is_wrong_is_refused_by_its_kind_and_the_server_goes_on",
+            f"{_SERVER}/test_protocol.py::test_numbers_that_are_not_finite_do_not_travel",
+        ),
+        "shapes of 2⁴⁰": (
+            f"{_WIRE}/test_codec.py::test_a_tensor_that_contradicts_itself_is_a_protocol_error",
+            f"{_WIRE}/test_wire.py::test_a_field_that_is_wrong_is_named",
+        ),
+        "JSON nested 30,000 deep": (
+            f"{_WIRE}/test_nested_json.py::test_json_nested_30000_deep_is_refused_in_words",
+            "tests/unit/privacy/test_events.py::"
+            "test_deep_nesting_is_refused_before_it_exhausts_the_stack",
+        ),
+        "conflicting answers to one task": (
+            f"{_SERVER}/test_protocol.py::test_other_bytes_for_a_task_are_charged_once_each",
+            "tests/integration/test_server_app.py::"
+            "test_other_bytes_that_arrive_are_charged_once_and_end_the_session",
+        ),
+        # Who calls.
+        "a wrong authority": (
+            "tests/integration/test_server_identity.py::"
+            "test_what_tls_refuses_gets_nowhere_and_the_server_goes_on",
+            f"{_WIRE}/test_identity.py::"
+            "test_a_client_hangs_up_on_a_server_of_another_authority_name_or_role",
+        ),
+        "a wrong certificate": (
+            "tests/integration/test_server_identity.py::"
+            "test_a_certificate_that_is_on_no_roster_is_refused",
+            "tests/integration/test_server_identity.py::"
+            "test_a_revoked_client_is_out_at_its_next_call_and_no_other_is",
+        ),
+        "a wrong name": (
+            "tests/integration/test_server_identity.py::"
+            "test_a_client_cannot_pass_for_another_in_any_call",
+            "tests/integration/test_server_identity.py::"
+            "test_a_client_cannot_pass_for_another_in_streams",
+        ),
+        "a wrong digest": (
+            f"{_SERVER}/test_protocol.py::test_hello_compares_the_study",
+            f"{_SERVER}/test_protocol.py::test_a_changed_byte_of_a_payload_is_noticed",
+            "tests/integration/test_server_app.py::"
+            "test_what_was_damaged_on_the_way_is_refused_and_forgotten",
+        ),
+        "a wrong version": (
+            f"{_WIRE}/test_grpc.py::test_a_server_that_speaks_something_else_is_told_apart",
+            f"{_WIRE}/test_parcels.py::test_a_file_of_another_version_says_what_to_install",
+        ),
+        "a wrong session": (
+            f"{_WIRE}/test_grpc.py::"
+            "test_an_older_session_is_refused_before_a_byte_of_its_answer_leaves",
+            f"{_SERVER}/test_protocol.py::"
+            "test_whoever_greeted_last_supersedes_whoever_greeted_before",
+        ),
+        "a wrong attempt": (
+            f"{_SERVER}/test_protocol.py::"
+            "test_attempts_that_the_server_did_not_hear_of_are_priced_together",
+            f"{_SERVER}/test_turns.py::test_further_attempts_are_charged_or_refused",
+        ),
+        # A hostile server.
+        "a 13th round, and 13 times the same task; a q of 1e200": (
+            "tests/unit/client/test_hostile_tasks.py::"
+            "test_whatever_a_server_asks_it_gets_noise_and_no_more_of_it_than_was_planned",
+        ),
+        "a singular J": (
+            "tests/unit/client/test_hostile_tasks.py::"
+            "test_a_task_about_an_improper_q_is_refused_before_anything_is_charged",
+        ),
+        "sets of sites that a server names to open their sum twice": (
+            "tests/unit/client/test_malicious_server.py::"
+            "test_a_server_that_plays_at_random_opens_one_set_a_round",
+        ),
+        # Crashes and the disk.
+        "kill -9 in a masked run": (
+            "tests/integration/test_secure_kills.py::"
+            "test_a_site_killed_at_each_step_of_a_round_signs_and_opens_once",
+        ),
+        "kill -9 of a client, and of a server": (
+            "tests/integration/test_client_crashes.py::"
+            "test_a_client_killed_anywhere_draws_no_noise_again_and_pays_once",
+            "tests/integration/test_killed_server.py::"
+            "test_a_server_killed_at_every_step_of_a_run_changes_no_bit",
+        ),
+        "a full disk": (
+            f"{_SERVER}/test_durable.py::"
+            "test_a_full_disk_leaves_the_state_before_and_the_store_goes_on",
+            "tests/unit/store/test_sqlite.py::test_a_full_disk_leaves_nothing_half_written",
+            "tests/integration/test_full_disk_and_clock.py::"
+            "test_a_server_whose_disk_is_full_loses_nothing_and_goes_on",
+        ),
+        "two servers on one state, and two clients": (
+            f"{_SERVER}/test_durable.py::"
+            "test_a_second_server_is_refused_until_the_first_has_closed",
+            "tests/unit/store/test_sqlite.py::"
+            "test_a_second_opener_is_refused_until_the_first_has_closed",
+        ),
+        "another account of the machine that reads states, keys or the local socket": (
+            f"{_SERVER}/test_durable.py::test_only_the_owner_may_read_whatever_the_mask_says",
+            "tests/unit/store/test_sqlite.py::test_only_the_owner_may_read_whatever_the_mask_says",
+            f"{_WIRE}/test_authority.py::test_keys_can_be_read_by_their_owner_alone",
+            "tests/integration/test_server_app.py::test_the_socket_is_for_its_owner_alone",
+        ),
+        "a power cut after a commit: WAL with synchronous=FULL": (
+            f"{_SERVER}/test_durable.py::test_commits_reach_the_disk",
+            "tests/unit/store/test_sqlite.py::test_commits_reach_the_disk_and_deletions_overwrite",
+        ),
+        # What people read.
+        "cross-site scripting in the report": (
+            "tests/unit/report/test_page.py::test_no_text_of_a_study_becomes_an_element",
+        ),
+        "cross-site scripting in the page of a run": (
+            f"{_SERVER}/test_page_html.py::test_what_came_from_outside_stays_text",
+            f"{_SERVER}/test_page.py::"
+            "test_every_answer_forbids_the_browser_all_that_the_page_does_not_need",
+            "tests/integration/test_live_page.py::test_hostile_names_and_errors_are_text",
+        ),
+        "a way out of a container": (
+            "tests/integration/test_containers.py::"
+            "test_the_whole_federation_comes_up_survives_a_killed_server_and_ends",
+            "tests/unit/test_attacks.py::test_containers_run_as_a_user_without_rights",
+        ),
+    }
+)
+"""Attack → FILE::FUNCTION of each test that fails if it works."""
