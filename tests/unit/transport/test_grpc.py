@@ -153,7 +153,8 @@ def test_a_download_goes_on_where_it_broke_off():
         task = link.handle(NextTask("north")).task
     assert tree.equal(task.posterior, server.tasks[0].posterior)
     assert server.offsets == [0, 2 * bundle.CHUNK, 3 * bundle.CHUNK, 0]
-    assert all("unavailable: broke off" in reason for reason in reasons)
+    assert all("(unavailable)" in reason.message for reason in reasons)
+    assert {reason.server_says for reason in reasons} == {"broke off"}
     assert len(reasons) == 2
 
 
@@ -296,7 +297,7 @@ def test_a_refusal_arrives_as_the_error_that_was_raised(name):
     with connected(server) as link, pytest.raises(errors.FedviError) as caught:
         link.handle(NextTask("north"))
     assert type(caught.value) is type(planted)
-    assert caught.value.args == planted.args
+    assert caught.value.server_says == "the field is wrong; hint: do it right"
     assert len(server.heard) == 1
 
 
