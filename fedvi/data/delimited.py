@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvi.data.cells import WHERE_PATHS_START, Wanted, is_separator, no_column_hint
+from fedvi.data.cells import WHERE_PATHS_START, Wanted, is_separator, no_column_hint, without_quote
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["chunks", "known_rows"]
@@ -30,7 +30,8 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     """Yields the wanted columns, ``wanted.rows`` records at a time; one empty table if there are none.
 
     A name that ends in ``.gz`` is unpacked. In a file named ``.tsv`` the default separator is a tab. Empty
-    lines are skipped, and blanks around a cell are removed. No error shows a cell, in any study. Names
+    lines are skipped. Blanks around a cell are removed, and so is the ' that fedvi writes before a text
+    that begins as a formula does. No error shows a cell, in any study. Names
     from the first line are shown only if at least half of the wanted names are in it, because the first
     line of a file without a header is a record.
 
@@ -148,7 +149,8 @@ def _lone_row(line: bytes, separator: str) -> list[str] | None:
         rows = list(csv.reader([line.decode()], **_dialect(separator)))
     except (csv.Error, UnicodeDecodeError):
         return None
-    return [cell.strip() for row in rows for cell in row]
+    cells = [cell.strip() for row in rows for cell in row]
+    return [without_quote(cell) for cell in cells] if b"'" in line else cells
 
 
 def _dialect(separator: str) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def _rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
             for row in reader:
                 line = reader.line_num
                 if row:
-                    yield line, [cell.strip() for cell in row]
+                    yield line, [without_quote(cell.strip()) for cell in row]
     except csv.Error:
         problem = f"line {line + 1} or one after it is not CSV"
         hint = "look for a quote that is not closed, or text after a closing quote"
