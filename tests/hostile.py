@@ -379,6 +379,8 @@ def parcels(folder: Path) -> tuple[Commands, list[tuple[str, Commands]]]:
 
 def bundles(folder: Path, tls: Path) -> Iterator[tuple[str, Path]]:
     """Yields signed task and result files whose announced arrays are none."""
+    from fedvi.federation.messages import Tensor
+    from fedvi.transport import codec
     from fedvi.transport import parcels as files
     from fedvi.transport._wire import parcels_pb2 as pb
 
@@ -391,6 +393,14 @@ def bundles(folder: Path, tls: Path) -> Iterator[tuple[str, Path]]:
     result.submit.task_id = "north/0"
     result.submit.payload.CopyFrom(task.reply.task.posterior)
 
+    def tensors(ref: Any) -> list[Tensor]:
+        found, at = [], 0
+        for spec in ref.tensors:
+            end = at + 8 * int(np.prod(spec.shape))
+            found.append(Tensor(spec.name, spec.dtype, tuple(spec.shape), ref.inline[at:end]))
+            at = end
+        return found
+
     def damage(ref: Any, payload: str) -> Iterator[str]:
         """Puts a payload into each place of a bundle in turn."""
         whole = ref.SerializeToString()
@@ -402,6 +412,7 @@ def bundles(folder: Path, tls: Path) -> Iterator[tuple[str, Path]]:
                 ref.size = len(ref.inline)
             else:
                 setattr(ref.tensors[0], place, payload)
+            ref.sha256 = bytes.fromhex(codec.digest(ref.event, tensors(ref)))
             yield place
             ref.ParseFromString(whole)
 

@@ -29,7 +29,7 @@ def network(folder: Path) -> Path:
             "kind": "discrete_network",
             "variables": ["one", "two"],
             "levels": [3, 2],
-            "parents": {"two": ["one"]},
+            "parents": [[], ["one"]],
         },
         "solver": {"kind": "vips"},
         "schedule": {"kind": "synchronous", "rounds": 1},
