@@ -15,6 +15,7 @@ from fedvi.cli import _inspect
 from fedvi.cli._flags import FOLDER, code_flags, seed_flag
 from fedvi.cli._outputs import check_new
 from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
+from fedvi.report import spreadsheets
 
 __all__ = ["data"]
 

@@ -365,7 +365,7 @@ def _judge(
                 f"has the key {_key_identifier(authority)}",
                 "ask the coordinator for ca.pem and its fingerprint, or check that this is the "
                 "right server",
-                f"my authority is {issuer[0].value}" if issuer else "",
+                f"my authority is {issuer[0].value!r}" if issuer else "",
             ) from None
         certificates.check_dates(
             authority, "the authority's certificate", at, "ask the coordinator for the new ca.pem"

@@ -53,7 +53,16 @@ def test_no_command_writes_a_formula_into_a_csv(tmp_path: Path) -> None:
     fedvi("posterior", run, "--to", tmp_path / "draws.csv", "--draws", 5)
     fedvi("synthesise", run, "--records", 40, "--out", tmp_path / "synthetic.csv")
     fedvi("report", run, "--out", tmp_path / "report", "--format", "csv")
-    fedvi("data", "split", tmp_path / "north.csv", "--clients", 2, "--out", tmp_path / "parts")
+    fedvi(
+        "data",
+        "split",
+        tmp_path / "north.csv",
+        "--clients",
+        2,
+        "--balanced",
+        "--out",
+        tmp_path / "parts",
+    )
     # A regression, and identifiers that a site copies into its predictions.
     raw = hostile.study() | {"clients": [{"name": "north", "data": "numbers.csv"}]}
     (tmp_path / "numbers.csv").write_text("y,x0,x1\n" + "1,2,3\n" * 40)

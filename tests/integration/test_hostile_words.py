@@ -135,7 +135,7 @@ def check_structured(output: str) -> None:
 
 def refusing(site: Site, method: str, code: grpc.StatusCode, kind: str = "") -> Hostile:
     servicer = Hostile([site.task])
-    servicer.faults[method] = [lambda context: says(context, code, kind)] * 50
+    servicer.faults[method] = [lambda context: says(context, code, kind)] * 300
     return servicer
 
 
