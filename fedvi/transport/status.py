@@ -117,9 +117,7 @@ def from_status(error: Any) -> errors.FedviError:
         says = f"{detail.message}; hint: {detail.hint}" if detail.hint else detail.message
         return kind(
             "the server refused the call" + ("" if says else " and gave no reason"),
-            "`fedvi doctor` compares the two ends"
-            if issubclass(kind, errors.IdentityError)
-            else "",
+            "`fedvi doctor` compares the two ends; the coordinator sees more in the server's log",
             says,
         )
     code, details = error.code(), _shortened(str(error.details() or ""))

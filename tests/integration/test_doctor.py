@@ -79,7 +79,11 @@ def found(*arguments, code):
     """Returns check → (status, what was said)."""
     checks = json.loads(run(*arguments, "--json", code=code).stdout)["checks"]
     assert all(item["advice"] for item in checks if item["status"] == "fail")
-    return {item["check"]: (item["status"], item["said"]) for item in checks}
+    # What the server says has a field of its own.
+    return {
+        item["check"]: (item["status"], item["said"] + item.get("server_says", ""))
+        for item in checks
+    }
 
 
 def failures(checks):
