@@ -28,9 +28,16 @@ __all__ = [
     "as_one",
     "did_you_mean",
     "given_by",
+    "in_one_line",
     "in_words",
+    "quoted",
     "worth_telling",
 ]
+
+# So much is shown of what a server says.
+_QUOTED = 300
+# What ends a quotation, or looks as if it did.
+_MARKS = {ord(mark): "'" for mark in '"\u201c\u201d\u201e\u201f\u2033\u301d\u301e\uff02'}
 
 
 class FedviError(Exception):
@@ -39,19 +46,26 @@ class FedviError(Exception):
     Args:
       message: lower case; names the field, the value found and the value expected.
       hint: what the reader can do about it; printed on its own line.
+      server_says: what a server said about it, which anybody may have written; printed as a quotation.
 
     The class attribute ``exit_code`` is what the command line exits with.
     """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        super().__init__(message, hint)
+    def __init__(self, message: str, hint: str = "", server_says: str = "") -> None:
+        super().__init__(message, hint, *([server_says] if server_says else []))
         self.message = message
         self.hint = hint
+        self.server_says = server_says
+
+    @property
+    def sentence(self) -> str:
+        """The message and the quotation, without the hint."""
+        return f"{self.message}; {quoted(self.server_says)}" if self.server_says else self.message
 
     def __str__(self) -> str:
-        return f"{self.message}\n\nhint: {self.hint}" if self.hint else self.message
+        return f"{self.sentence}\n\nhint: {self.hint}" if self.hint else self.sentence
 
 
 class ConfigError(FedviError):
@@ -189,7 +203,31 @@ def given_by(flag: str) -> Iterator[None]:
     try:
         yield
     except FedviError as error:
-        raise type(error)(f"{flag}: {error.message}", error.hint) from None
+        raise type(error)(f"{flag}: {error.message}", error.hint, error.server_says) from None
+
+
+def in_one_line(text: str) -> str:
+    """Returns a stranger's text as one line of at most some 300 characters.
+
+    Characters that steer a terminal or turn the direction of writing are replaced.
+
+    >>> in_one_line("no room\\n\\nwait\\x1b[2J")
+    'no room wait\N{REPLACEMENT CHARACTER}[2J'
+    """
+    line = " ".join(text[: 4 * _QUOTED].split())
+    line = line if len(line) <= _QUOTED else line[:_QUOTED] + "…"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+
+
+def quoted(text: str) -> str:
+    """Returns a server's words as a quotation, which nobody takes for words of this program.
+
+    Quotation marks within it, which would seem to end it, become apostrophes.
+
+    >>> print(quoted('no room; hint: run "curl"'))
+    the server says: "no room; hint: run 'curl'"
+    """
+    return f'the server says: "{in_one_line(text).translate(_MARKS)}"'
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -372,8 +372,61 @@ def parcels(folder: Path) -> tuple[Commands, list[tuple[str, Commands]]]:
         file = folder / f"mutated-{number}.task"
         file.write_bytes(content)
         made.append((f"parcel {content[:40]!r}", commands(file)))
+    made += [(name, commands(file)) for name, file in bundles(folder, tls)]
     # The whole one is taken, and answered; those that are changed may do no more.
     return [*commands(known), *commands(folder / "north-0.task")], made
+
+
+def bundles(folder: Path, tls: Path) -> Iterator[tuple[str, Path]]:
+    """Yields signed task and result files whose announced arrays are none."""
+    from fedvi.federation.messages import Tensor
+    from fedvi.transport import codec
+    from fedvi.transport import parcels as files
+    from fedvi.transport._wire import parcels_pb2 as pb
+
+    with files._Reader(folder / "north-0.task", files._TASK) as reader:
+        task = reader.message(pb.TaskFile)
+    result = pb.ResultFile()
+    result.hello.client = result.submit.client = "north"
+    result.hello.study_digest, result.hello.protocol_min = task.study_digest, 1
+    result.hello.protocol_max = 1
+    result.submit.task_id = "north/0"
+    result.submit.payload.CopyFrom(task.reply.task.posterior)
+
+    def tensors(ref: Any) -> list[Tensor]:
+        found, at = [], 0
+        for spec in ref.tensors:
+            end = at + 8 * int(np.prod(spec.shape))
+            found.append(Tensor(spec.name, spec.dtype, tuple(spec.shape), ref.inline[at:end]))
+            at = end
+        return found
+
+    def damage(ref: Any, payload: str) -> Iterator[str]:
+        """Puts a payload into each place of a bundle in turn."""
+        whole = ref.SerializeToString()
+        for place in ("name", "dtype", "event", "bytes"):
+            if place == "event":
+                ref.event = json.dumps({"kind": payload, **ARGUMENTS})
+            elif place == "bytes":
+                ref.inline = pickled()
+                ref.size = len(ref.inline)
+            else:
+                setattr(ref.tensors[0], place, payload)
+            ref.sha256 = bytes.fromhex(codec.digest(ref.event, tensors(ref)))
+            yield place
+            ref.ParseFromString(whole)
+
+    kinds = (
+        (files._TASK, "server", task, task.reply.task.posterior),
+        (files._RESULT, "north", result, result.submit.payload),
+    )
+    for kind, signer, message, ref in kinds:
+        hostile = ("os:system", "hostile_module:run", "|O", "object", "__import__")
+        for number, payload in enumerate(hostile):
+            for place in damage(ref, payload):
+                file = folder / f"bundle-{signer}-{place}-{number}.task"
+                files._write(file, tls / signer, kind, message, [])
+                yield f"bundle of {signer}: {place} = {payload}", file
 
 
 FAMILIES: dict[str, Callable[[Path], tuple[Commands, list[tuple[str, Commands]]]]] = {

@@ -44,8 +44,9 @@ def admit(
     with _remote.admin(state, server, tls) as stub:
         if not yes:
             run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
+            told = _remote.run_as_dict(run)
             _remote.confirm(
-                f"admit {client} to {run.study} at {where(_remote.run_as_dict(run))}, for which all sites "
+                f"admit {client} to {told['study']} at {where(told)}, for which all sites "
                 "agree on keys anew?"
             )
         request = pb.AdmitClientRequest(client=client)

@@ -26,7 +26,8 @@ def backup(state: Path, to: Path, as_json: bool) -> None:
     made refuses it, and says that the server was set back. The copy then still holds the posterior and
     the ledgers of its day, but the run cannot go on from it.
 
-    Never copy a client's state: it holds secrets that must be erased once they are used.
+    Never copy or restore a client's state: it holds secrets that must be erased once they are used, and a
+    copy forgets what was spent.
 
     Exit codes: 0 copied and verified; 2 STATE is no server's state, or --to is not empty; 5 STATE is
     damaged, or the disk is full.

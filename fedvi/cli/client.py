@@ -131,7 +131,8 @@ def client(
 
     It dials the server and opens no port. It asks for tasks, checks each against the budget and the
     site's policy, charges the ledger, and only then reads the records and sends a noised answer. If it
-    is stopped, killed or cut off, start it again with the same --state: it goes on where it was.
+    is stopped, killed or cut off, start it again with the same --state: it goes on where it was. What
+    follows `the server says:` are the server's words, and no advice of fedvi's.
 
     Without a network to the server, answer a task that was carried here, and carry the result back. It
     counts as sent once a later task file says that it arrived; until then, the same command writes the
@@ -195,7 +196,7 @@ def client(
             )
             # The answer is in its file, as was reported; what it cost is told all the same.
             with contextlib.suppress(Written):
-                report("done", _work(worker, link))
+                report("done", "the run is over", server_says=_work(worker, link))
             _account(assembly, store, folder, guard, report)
     except app.Stopped as stopped:
         report("stopped", f"{stopped}: ended; start again with the same --state to go on")
@@ -276,7 +277,7 @@ def _misnamed(server: str | None, tls: Path | None) -> errors.IdentityError | No
     finding = probe.server_certificate(*probe.parse_address(server), tls, certificates.now())
     if finding.status != "fail" or finding.check == "tls":
         return None
-    return errors.IdentityError(finding.said, finding.advice)
+    return errors.IdentityError(finding.said, finding.advice, finding.server_says)
 
 
 def _by_file(
@@ -345,7 +346,7 @@ class _Waiting:
         """Forgets what was: the server answered."""
         self._hang_ups = 0
 
-    def say(self, reason: str) -> None:
+    def say(self, failure: errors.FedviError) -> None:
         """Says it.
 
         Raises:
@@ -355,11 +356,12 @@ class _Waiting:
         if time.monotonic() - self._last < _WAITING_SECONDS:
             return
         self._last = time.monotonic()
+        reason, says = failure.message, failure.server_says
         finding, mismatch = None, probe.mismatch(self._server, self._tls)
         if isinstance(mismatch, errors.ConfigError):
             raise mismatch
         if mismatch is not None:
-            reason = f"{mismatch.message}: {mismatch.hint}"
+            reason, says = f"{mismatch.message}: {mismatch.hint}", mismatch.server_says
         elif self._tls is not None:
             address = probe.parse_address(self._server)
             finding = probe.believed(*address, self._tls, certificates.now())
@@ -370,10 +372,10 @@ class _Waiting:
             hung_up = finding.passes and finding.exit_code == errors.IdentityError.exit_code
             self._hang_ups = self._hang_ups + 1 if hung_up else 0
             if not finding.passes or self._hang_ups == _HANG_UPS:
-                raise errors.IdentityError(finding.said, finding.advice)
+                raise errors.IdentityError(finding.said, finding.advice, finding.server_says)
             if finding.check == "server's certificate":
-                reason = finding.said
-        self._report("waiting", f"waiting for {self._server}: {reason}")
+                reason, says = finding.said, finding.server_says
+        self._report("waiting", f"waiting for {self._server}: {reason}", server_says=says)
 
 
 def _pinning(report: app.Report, named: bool) -> Callable[[str, Sequence[str]], None]:
@@ -554,13 +556,15 @@ def _without(silent: str, report: app.Report) -> app.Report:
 def _reporter(form: str) -> Callable[..., None]:
     """Returns what writes one line on standard error, as text or as a JSON object."""
 
-    def plain(kind: str, text: str, **fields: Any) -> None:
+    def plain(kind: str, text: str, server_says: str = "", **fields: Any) -> None:
         label = "warning: " if kind == "warning" else ""
-        # A reason from the server may hold a line break, and would then be a line of its own.
-        click.echo(f"{time.strftime('%H:%M:%S')}  {label}{' '.join(text.splitlines())}", err=True)
+        said = f"{text}; {errors.quoted(server_says)}" if server_says else text
+        click.echo(f"{time.strftime('%H:%M:%S')}  {label}{' '.join(said.splitlines())}", err=True)
 
-    def structured(kind: str, text: str, **fields: Any) -> None:
+    def structured(kind: str, text: str, server_says: str = "", **fields: Any) -> None:
         line = {"time": round(time.time(), 3), "kind": kind, "message": text, **fields}
+        if server_says:
+            line["server_says"] = errors.in_one_line(server_says)
         click.echo(json.dumps(line, ensure_ascii=False), err=True)
 
     return plain if form == "plain" else structured

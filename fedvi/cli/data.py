@@ -3,7 +3,6 @@
 All of it is for whoever holds the records, at their own machine: no server and no client calls it.
 """
 
-import csv
 import json
 import re
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from fedvi.cli import _inspect
 from fedvi.cli._flags import FOLDER, code_flags, seed_flag
 from fedvi.cli._outputs import check_new
 from fedvi.cli._table_flags import columns_flag, names_of, separator_flag
+from fedvi.report import spreadsheets
 
 __all__ = ["data"]
 
@@ -280,8 +280,7 @@ def _write_table(
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x", encoding="utf-8", newline="") as handle:
-            writer = csv.writer(handle, delimiter=separator, lineterminator="\n")
-            writer.writerows([*([] if header is None else [header]), *rows])
+            spreadsheets.write(handle, [*([] if header is None else [header]), *rows], separator)
     except OSError as error:
         raise errors.ConfigError(
             f"{path} cannot be written: {error.strerror}", "give another --out"

@@ -104,6 +104,11 @@ def doctor(
             "server": server,
             "checks": [
                 {key: getattr(item, key) for key in ("check", "status", "said", "advice")}
+                | (
+                    {"server_says": errors.in_one_line(item.server_says)}
+                    if item.server_says
+                    else {}
+                )
                 for item in found
             ],
         }
@@ -124,6 +129,9 @@ def _show(found: list[Finding]) -> None:
         for item in found
     ]
     tables.console().print(tables.grid(names, cells, "", names), crop=False)
+    for item in found:
+        if item.server_says:  # outside the table, whose cells are broken into lines
+            click.echo(f"{item.check}: {errors.quoted(item.server_says)}")
 
 
 def _way(
@@ -204,7 +212,7 @@ def _hello(stub: Any, name: str, state: Path | None, digest: str | None) -> list
         anchor = None if ledger is None else ledgers.anchor(ledger)
         reply = _called(stub.Hello, wire.hello_to(Hello(name, digest, anchor)))
         welcome, _ = wire.welcome_from(reply)
-        if ledger is not None and welcome.anchor is not None:
+        if ledger is not None:
             # Whoever has the longer chain can tell; the server has looked at its own.
             ledgers.check_counterpart(ledger, welcome.anchor, "client")
     except errors.HelloNeeded:
@@ -323,10 +331,13 @@ def _server_version(reply: Any) -> Finding:
     return Finding(
         check,
         "warn",
-        f"the server runs {reply.software}, and this is {ours}",
+        f"the server runs another version, and this is {ours}",
         f"both speak protocol {reply.protocol}; still, use one version of fedvi at all sites",
+        server_says=reply.software,
     )
 
 
 def _failed(check: str, error: errors.FedviError) -> Finding:
-    return Finding(check, "fail", error.message, error.hint, error.exit_code)
+    return Finding(
+        check, "fail", error.message, error.hint, error.exit_code, server_says=error.server_says
+    )

@@ -1,5 +1,6 @@
 """`fedvi enroll`: a party's key and request, and later the certificate that came back."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ __all__ = ["enroll"]
 )
 @click.option(
     "--fingerprint",
-    help="The SHA-256 that ca.pem must have; the coordinator sends it over a different channel.",
+    help="The SHA-256 that ca.pem must have; the coordinator sends it over a different channel. Needed the "
+    "first time; a terminal shows the fingerprint of ca.pem and asks, if this is left out.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 def enroll(
@@ -68,6 +70,9 @@ def enroll(
         --fingerprint HEX
 
     The key never leaves this folder. A client's NAME is that of its entry in the study.
+
+    Get HEX from the coordinator over the telephone, not with ca.pem: whoever could exchange the one could
+    exchange the other. To renew a certificate under the authority that the folder trusts, leave it out.
     """
     if certificate is None:
         if authority is not None or fingerprint is not None:
@@ -82,8 +87,29 @@ def enroll(
             "--role, --host and --keep-key are for a request, and --certificate installs what was signed",
             "leave them out, or make a new request without --certificate",
         )
+    known = (folder / identity.AUTHORITY).exists()
+    if fingerprint is None and not known and sys.stdin.isatty():
+        fingerprint = _compared(authority or folder / identity.AUTHORITY)
     installed = enrolment.install(folder, name, certificate, authority, fingerprint)
-    _tell_installed(installed, folder, fingerprint is not None, as_json)
+    _tell_installed(installed, folder, as_json)
+
+
+def _compared(authority: Path) -> str:
+    """Returns the fingerprint of an authority, once somebody has compared it.
+
+    Raises:
+      click.Abort: it is another one, or nobody knows.
+    """
+    found = certificates.fingerprint(
+        certificates.read(authority, "give the authority's ca.pem: --ca")
+    )
+    click.echo(f"the authority's fingerprint is\n  {found}", err=True)
+    click.confirm(
+        "Call the coordinator, and compare all 64 digits. Did they read the same to you?",
+        abort=True,
+        err=True,
+    )
+    return found
 
 
 def _tell_request(made: enrolment.Request, as_json: bool) -> None:
@@ -99,9 +125,7 @@ def _tell_request(made: enrolment.Request, as_json: bool) -> None:
     click.echo(f"send {made.path} to the coordinator, who compares the key's fingerprint with you")
 
 
-def _tell_installed(
-    installed: enrolment.Installed, folder: Path, is_confirmed: bool, as_json: bool
-) -> None:
+def _tell_installed(installed: enrolment.Installed, folder: Path, as_json: bool) -> None:
     own = installed.identity
     content: dict[str, Any] = {
         "name": own.name,
@@ -109,7 +133,6 @@ def _tell_installed(
         "fingerprint": own.fingerprint,
         "not_after": own.not_after.isoformat(),
         "authority": installed.authority,
-        "authority_confirmed": is_confirmed,
     }
     if as_json:
         tables.print_json(content)
@@ -118,12 +141,6 @@ def _tell_installed(
         facts |= {"until": certificates.day(own.not_after), "authority": installed.authority}
         tables.say_facts(facts)
         click.echo(f"installed in {folder}; start with --tls {folder}")
-    if not is_confirmed:
-        click.echo(
-            "warning: the authority's fingerprint was not given: compare the one above with the "
-            "coordinator's",
-            err=True,
-        )
     warning = identity.expiry_warning(own)
     if warning is not None:
         click.echo(f"warning: {warning}", err=True)

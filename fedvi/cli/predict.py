@@ -14,7 +14,6 @@ from fedvi.cli._outputs import check_new, with_origin
 from fedvi.data.source import ArraySource
 from fedvi.errors import ConfigError, DataError, ModelError
 from fedvi.models.capabilities import Latents, PredictsArrays, Tabular, TellsLatents
-from fedvi.report import tables
 from fedvi.results import exports, finished, new_records
 from fedvi.results.finished import Finished
 from fedvi.results.predictions import Forecast, Predictor, predictor
@@ -268,7 +267,7 @@ def _lines(part: _Part) -> list[list[Any]]:
     return [
         [
             part.first + index,
-            *([] if part.ids is None else [tables.inert(part.ids[index])]),
+            *([] if part.ids is None else [part.ids[index]]),
             *([None] * values.shape[1] if reason else values[index].tolist()),
             reason,
             note,

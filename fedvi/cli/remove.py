@@ -49,9 +49,8 @@ def remove(
             run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
             for_now = run.let_go == "remove_for_now"
             how = " (`fedvi admit` can take it in later)" if for_now else " for good"
-            _remote.confirm(
-                f"remove {client} from {run.study} at {where(_remote.run_as_dict(run))}{how}?"
-            )
+            told = _remote.run_as_dict(run)
+            _remote.confirm(f"remove {client} from {told['study']} at {where(told)}{how}?")
         request = pb.RemoveClientRequest(client=client)
         run = stub.RemoveClient(request, timeout=_remote.CALL_SECONDS)
     show(_remote.run_as_dict(run), as_json)

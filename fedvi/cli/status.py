@@ -24,7 +24,8 @@ def status(state: Path | None, server: str | None, tls: Path | None, as_json: bo
 
     STATE is the --state folder of a server on this machine. It may be left out where .fedvi holds
     one; where it holds several, each gets a line. If the server is stopped, you see what it saved,
-    with ε recomputed. From another machine, give --server, the server's --admin address.
+    with ε recomputed. From another machine, give --server, the server's --admin address. All that
+    is shown of a running server is what it says.
 
     \b
       fedvi status
@@ -61,7 +62,7 @@ def _asked_or_why(folder: Path) -> dict[str, Any]:
     try:
         return _asked(folder, None, None)
     except errors.FedviError as error:
-        return {"error": error.message}
+        return {"error": error.sentence}
 
 
 def _show_all(runs: Mapping[Path, dict[str, Any]], as_json: bool) -> None:
@@ -102,10 +103,13 @@ def show(run: dict[str, Any], as_json: bool) -> None:
     from fedvi.report import tables
 
     console = tables.console()
-    lines = [
-        f"{run['study']}: {run['status'].replace('_', ' ')}"
-        + (f" ({run['reason']})" if run["reason"] else "")
-    ]
+    # Of a running server's run the server tells; a saved one was read here.
+    why = (
+        errors.quoted(run["reason"])
+        if run["reason"] and run["server"] == "running"
+        else run["reason"]
+    )
+    lines = [f"{run['study']}: {run['status'].replace('_', ' ')}" + (f"; {why}" if why else "")]
     if run["server"] == "stopped":
         # Nobody knows how many rounds are planned, but of a script's stage.
         saved = f"round {run['rounds']}" if run["stage"] is None else where(run)

@@ -39,6 +39,7 @@ def stop(
     with _remote.admin(state, server, tls) as stub:
         if not yes:
             run = stub.GetRun(pb.GetRunRequest(), timeout=_remote.CALL_SECONDS)
-            _remote.confirm(f"end {run.study} at {where(_remote.run_as_dict(run))} for good?")
+            told = _remote.run_as_dict(run)
+            _remote.confirm(f"end {told['study']} at {where(told)} for good?")
         run = stub.StopRun(pb.StopRunRequest(), timeout=_remote.CALL_SECONDS)
     show(_remote.run_as_dict(run), as_json)

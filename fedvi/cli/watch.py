@@ -95,7 +95,7 @@ def _content(event: Any) -> dict[str, Any]:
 def _line(event: Any) -> str:
     moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.time))
     # What came from outside may hold what steers a terminal.
-    return f"{event.cursor:>6}  {moment}  {event.kind:<8}  {printable(event.text)}"
+    return f"{event.cursor:>6}  {moment}  {printable(event.kind):<8}  {printable(event.text)}"
 
 
 def _is_terminal() -> bool:

@@ -51,8 +51,9 @@ def member(
     ):
         if found != expected:
             raise errors.ProtocolError(
-                f"the keys shown as those of {name!r} are {what} {found!r:.80}, expected {expected!r}",
+                f"the keys shown as those of {name!r} are not {what} {expected!r}",
                 "the server mixed them up, or put others in their place; none of its tasks is answered",
+                f"{what} {found!r}",
             )
     if opens and len(voucher) != _VOUCHER_BYTES:
         raise errors.ProtocolError(

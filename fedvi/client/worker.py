@@ -235,7 +235,8 @@ class Worker(Unique):
 
         Raises:
           BudgetExceeded: the next task would cost more than is left; the solver does not run.
-          LedgerError: the server's ledger of this client contradicts its own.
+          LedgerError: the server's ledger of this client contradicts its own, or the server has
+            none although releases were charged.
           PrivacyError: the records changed since earlier releases, or the solver's release cost something
             else than was charged.
           ProtocolError: the server refuses the request, or its reply breaks the protocol.
@@ -311,8 +312,7 @@ class Worker(Unique):
         reply = self._link.handle(Hello(self.client, self._study_digest, self.anchor))
         if not isinstance(reply, Welcome):
             raise errors.ProtocolError(f"the server answered Hello with {type(reply).__name__}")
-        if reply.anchor is not None:
-            ledgers.check_counterpart(self.ledger, reply.anchor, "client")
+        ledgers.check_counterpart(self.ledger, reply.anchor, "client")
         self._greeted = True
 
     def _report(self, task: Task, error: Exception) -> None:

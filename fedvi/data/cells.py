@@ -26,7 +26,11 @@ __all__ = [
     "is_separator",
     "no_column_hint",
     "truth_of",
+    "without_quote",
 ]
+
+# What begins a formula, as in `report.spreadsheets`.
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 WHERE_PATHS_START = "paths are relative to the folder of the study file"
 """The hint where a file cannot be read."""
@@ -203,3 +207,13 @@ def as_texts(cells: Cells) -> list[str | None]:
             for value in cells.values.tolist()
         ]
     return list(cells)
+
+
+def without_quote(cell: str) -> str:
+    """Takes off the ' that fedvi writes before a text which a spreadsheet would compute as a formula.
+
+    >>> without_quote("'=1+1"), without_quote("'n/a"), without_quote("''-x")
+    ('=1+1', "'n/a", "'-x")
+    """
+    is_quoted = cell.startswith("'") and cell.lstrip("' ").startswith(_FORMULA)
+    return cell[1:] if is_quoted else cell

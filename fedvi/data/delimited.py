@@ -13,7 +13,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvi.data.cells import WHERE_PATHS_START, Wanted, decoded, is_separator, no_column_hint
+from fedvi.data.cells import (
+    WHERE_PATHS_START,
+    Wanted,
+    decoded,
+    is_separator,
+    no_column_hint,
+    without_quote,
+)
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
 __all__ = ["chunks", "known_rows"]
@@ -30,8 +37,9 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     """Yields the wanted columns, ``wanted.rows`` records at a time; one empty table if there are none.
 
     A name that ends in ``.gz`` is unpacked. In a file named ``.tsv`` the default separator is a tab. Empty
-    lines are skipped, and blanks around a cell are removed. A line is read as UTF-8, or if it is not, as
-    Windows-1252, of which Latin-1 is a part. No error shows a cell, in any study. Names
+    lines are skipped. Blanks around a cell are removed, and so is the ' that fedvi writes before a text
+    that begins as a formula does. A line is read as UTF-8, or if it is not, as Windows-1252, of which
+    Latin-1 is a part. No error shows a cell, in any study. Names
     from the first line are shown only if at least half of the wanted names are in it, because the first
     line of a file without a header is a record.
 
@@ -159,7 +167,8 @@ def _lone_row(line: str, separator: str) -> list[str] | None:
         rows = list(csv.reader([line], **_dialect(separator)))
     except csv.Error:
         return None
-    return [cell.strip() for row in rows for cell in row]
+    cells = [cell.strip() for row in rows for cell in row]
+    return [without_quote(cell) for cell in cells] if "'" in line else cells
 
 
 def _dialect(separator: str) -> dict[str, Any]:
@@ -184,7 +193,7 @@ def _rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
         for row in reader:
             line = reader.line_num
             if row:
-                yield line, [cell.strip() for cell in row]
+                yield line, [without_quote(cell.strip()) for cell in row]
     except csv.Error:
         problem = f"line {line + 1} or one after it is not CSV"
         hint = "look for a quote that is not closed, or text after a closing quote"

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedvi import errors
 
-__all__ = ["line_of", "with_lines"]
+__all__ = ["line_of", "line_with", "with_lines"]
 
 # Messages begin with the place in the file: "data.schema.age.bounds is …", "[solver]: …".
 _PLACE = re.compile(r"\[?(\w[\w-]*(?:\.[\w-]+|\[\d+\])*)")
@@ -54,6 +54,16 @@ def line_of(message: str, text: str) -> int | None:
         if at < 0:
             return None
     return text.count("\n", 0, at) + 1
+
+
+def line_with(words: str, text: str) -> int | None:
+    """Returns the first line of a text that has these words; None without one.
+
+    >>> line_with("b", "a\\nb\\nb")
+    2
+    """
+    at = text.find(words)
+    return None if at < 0 else text.count("\n", 0, at) + 1
 
 
 def _line(place: list[str], text: str) -> int | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvi.data import parquet
-from fedvi.data.cells import TRUTHS, decoded, has_decimal_comma
+from fedvi.data.cells import TRUTHS, decoded, has_decimal_comma, without_quote
 from fedvi.data.schema import as_number
 from fedvi.errors import DataError
 
@@ -69,7 +69,7 @@ def column_names(path: Path, separator: str | None = None, *, flag: str = "") ->
             cells = next(csv.reader([_first_line(path)], delimiter=found), [])
         except csv.Error:  # a name that is far too long
             cells = [""]
-        return Names(_checked(path, [cell.strip() for cell in cells]), found)
+        return Names(_checked(path, [without_quote(cell.strip()) for cell in cells]), found)
     except DataError as error:
         raise DataError(f"{flag} {error.message}".strip(), error.hint) from None
 

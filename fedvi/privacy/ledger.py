@@ -347,7 +347,9 @@ def check_anchor(ledger: Ledger, seen: Anchor) -> None:
         )
 
 
-def check_counterpart(ledger: Ledger, seen: Anchor, holder: Literal["client", "server"]) -> None:
+def check_counterpart(
+    ledger: Ledger, seen: Anchor | None, holder: Literal["client", "server"]
+) -> None:
     """Checks one party's ledger of a client against the anchor of the other party's.
 
     Client and server keep the same chain, and the party with the longer one can check. The shorter chain
@@ -361,11 +363,22 @@ def check_counterpart(ledger: Ledger, seen: Anchor, holder: Literal["client", "s
     Args:
       ledger: verified, of the party that checks.
       seen: the other party's anchor; if it is ahead, nothing is checked, since that party must check.
+        None: the other party has no ledger of this client.
       holder: the party that checks.
 
     Raises:
-      LedgerError: says which party's ledger was rolled back, or that the two ledgers differ.
+      LedgerError: says which party's ledger was rolled back, that the two ledgers differ, or that the other
+        party has none although something was charged.
     """
+    if seen is None:
+        if ledger.entries:
+            raise LedgerError(
+                f"the {'server' if holder == 'client' else 'client'} has no ledger of "
+                f"{ledger.header.client!r}, and the {holder}'s has {len(ledger.entries)} entries",
+                hint="its state was lost, or it is another one than before: go on from its newest "
+                "state, or begin a new study",
+            )
+        return
     if seen.entries > len(ledger.entries):
         return
     other = "server" if holder == "client" else "client"
@@ -400,8 +413,12 @@ def check_counterpart(ledger: Ledger, seen: Anchor, holder: Literal["client", "s
             f"the {other}'s ledger of {name!r} was rolled back: it ends after {seen.entries} "
             f"entries, and the {holder}'s has {len(beyond)} more ({', '.join(kinds[:5])}"
             f"{', …' if len(kinds) > 5 else ''})",
-            hint=f"restore the newest state of the {other}; without it this study cannot go on for "
-            f"{name!r}, since the record of what was spent is lost there",
+            hint=(
+                "start the server with its newest state"
+                if other == "server"
+                else "start the client with the folder that it wrote last, never with a backup"
+            )
+            + f"; without it this study cannot go on for {name!r}, since what was spent is forgotten there",
         )
 
 

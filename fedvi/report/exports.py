@@ -1,6 +1,5 @@
 """Writes the files of a report, each completely or not at all."""
 
-import csv
 import hashlib
 import io
 import json
@@ -10,7 +9,7 @@ from pathlib import Path
 
 from fedvi import errors
 from fedvi.report import contents as values
-from fedvi.report import page, tables
+from fedvi.report import page, spreadsheets
 from fedvi.report.contents import Contents
 
 __all__ = ["FORMATS", "write"]
@@ -128,9 +127,7 @@ def _tables(contents: Contents) -> dict[str, str]:
 def _csv(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Writes rows as CSV; a missing value is an empty cell, and a float64 keeps every bit."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(names)
-    writer.writerows([tables.inert(cell) for cell in row] for row in rows)
+    spreadsheets.write(text, [names, *rows])
     return text.getvalue()
 
 

@@ -31,7 +31,6 @@ __all__ = [
     "gap_in_words",
     "grid",
     "has_settled",
-    "inert",
     "influence_table",
     "last_move",
     "missed_turns",
@@ -63,7 +62,6 @@ DENSITY_PER = {
 
 # The width of output that is not a terminal: a file, a pipe, a log.
 PLAIN_WIDTH = 120
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def console(stderr: bool = False) -> Console:
@@ -110,15 +108,6 @@ def plain(value: Any) -> Any:
         return [plain(item) for item in value]
     value = value.item() if hasattr(value, "dtype") and not value.ndim else value
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def inert(cell: object) -> object:
-    """Returns a cell of a CSV, with a ' before a text that a spreadsheet would compute as a formula.
-
-    >>> inert("=1+1"), inert("ann")
-    ("'=1+1", 'ann')
-    """
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def number(value: float | None, digits: int = 4) -> str:

@@ -5,7 +5,6 @@ Nothing here reads a record: a file is a function of the posterior and a seed.
 
 import codecs
 import contextlib
-import csv
 import json
 import os
 import tempfile
@@ -18,7 +17,7 @@ import numpy as np
 from fedvi import __version__, errors
 from fedvi.expfam.base import DenseGaussian
 from fedvi.models.capabilities import Parameter, RunsForwards
-from fedvi.report import arviz, tables
+from fedvi.report import arviz, spreadsheets, tables
 from fedvi.results import draws as draws_of
 from fedvi.results.finished import FREE, Finished, origin
 
@@ -167,7 +166,7 @@ def write_rows(path: Path, names: Sequence[str], rows: Iterable[Sequence[Any]]) 
 
 def write_csv(file: IO[bytes], rows: Iterable[Sequence[Any]]) -> None:
     """Adds lines of CSV to a file that is open for bytes; None is an empty cell."""
-    csv.writer(codecs.getwriter("utf-8")(file), lineterminator="\n").writerows(rows)
+    spreadsheets.write(codecs.getwriter("utf-8")(file), rows)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,6 @@ public data. They must not be used to choose the settings of a private study fro
 """
 
 import concurrent.futures
-import csv
 import hashlib
 import itertools
 import json
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvi import __version__, errors, plugins
+from fedvi.report import spreadsheets
 from fedvi.report.tables import plain
 from fedvi.results import outcome
 from fedvi.results.posterior import write_json
@@ -305,9 +305,8 @@ def write_tables(runs: Sequence[Run], folder: Path) -> list[Path]:
         path = folder / f"{name}.csv"
         beside = path.with_suffix(".part")
         with beside.open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, list(dict.fromkeys(key for row in rows for key in row)))
-            table.writeheader()
-            table.writerows(rows)
+            names = list(dict.fromkeys(key for row in rows for key in row))
+            spreadsheets.write(file, [names, *([row.get(key) for key in names] for row in rows)])
         beside.replace(path)
         written.append(path)
         try:

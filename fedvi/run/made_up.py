@@ -1,6 +1,5 @@
 """Makes records up from what a study's schema says in public: for an audit, and for checks of programs."""
 
-import csv
 import functools
 import tempfile
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import numpy as np
 
 from fedvi import errors
 from fedvi.data.schema import Binary, Code, Level, Number
+from fedvi.report import spreadsheets
 from fedvi.run import loading
 from fedvi.study.build import Assembly
 from fedvi.updates.base import Shard
@@ -134,12 +134,9 @@ def _written(
         cells[study.data.identity_column] = [f"unit {index}" for index in range(count)]
     names = list(study.data.columns or cells)
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter=study.data.separator)
-        if study.data.columns is None:
-            writer.writerow(names)
-        writer.writerows(
-            [cells.get(name, ["0"] * count)[row] for name in names] for row in range(count)
-        )
+        rows = ([cells.get(name, ["0"] * count)[row] for name in names] for row in range(count))
+        header = [names] if study.data.columns is None else []
+        spreadsheets.write(file, [*header, *rows], study.data.separator)
     return path
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedvi import __version__, errors, plugins
+from fedvi.data.line_numbers import line_with
 from fedvi.expfam import tree
 from fedvi.expfam.mapped_arrays import windows
 from fedvi.privacy import events, ledger
@@ -32,7 +33,7 @@ from fedvi.privacy.top_up import Layer, TopUp
 from fedvi.server.core.protocol import ServerSpec
 from fedvi.server.core.sum_rounds import Gather
 from fedvi.store import blobs, files
-from fedvi.study.config import Study, load_study, parse_study
+from fedvi.study.config import Study, load_study, located, parse_study
 from fedvi.study.spec import conjugates, shared_parts
 from fedvi.transport.files import PRIVATE, put
 from fedvi.typing import Eta
@@ -64,6 +65,8 @@ ARRAYS = "plan"
 """The name, within a server's folder, of the folder of a plan's large arrays."""
 
 _FORMAT = 3
+# That of 0.1.0, which knows no limits of answers: results of it are read, and no server runs on it.
+_BEFORE = 2
 
 _INLINE_BYTES = 1 << 20  # a larger array would take several times its size as text
 
@@ -117,6 +120,7 @@ class ServerPlan:
       expected: the expectation for its result, see ``fedvi.planning.widths.expectation``; or None.
       gather: how answers are summed, see ``ServerSpec.gather``; None if each is folded by itself.
       is_kept: whether it was read from a server's folder.
+      is_whole: whether it has what a server needs; one of an earlier format is for reading a result.
     """
 
     software: str
@@ -134,6 +138,7 @@ class ServerPlan:
     expected: Mapping[str, Any] | None = None
     gather: Gather | None = None
     is_kept: bool = False
+    is_whole: bool = True
 
     @property
     def digest(self) -> str:
@@ -198,12 +203,26 @@ def read(path: Path, parts: plugins.OutsideCode | None = None) -> ServerPlan:
         server's.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
         # JSON may contain half a surrogate pair, which no digest can hold.
         json.dumps(content, ensure_ascii=False).encode()
     except (OSError, ValueError, RecursionError) as error:
         raise errors.ConfigError(f"no plan of a run can be read at {path}: {error}") from error
-    return dataclasses.replace(_from_json(content, path, parts), is_kept=True)
+    try:
+        plan = _from_json(content, path, parts)
+    except (errors.CodeRefused, errors.PolicyRefused) as error:
+        raise located(error, str(path), text, "study") from error
+    # Here, where the file is known that names them; ``to_spec`` looks them up once more.
+    named = [part.finish for part in plan.workers.values()]
+    for name in named if plan.stand is None else [*named, plan.stand]:
+        try:
+            _function(name, plan.study)
+        except errors.ConfigError as error:
+            line = line_with(f'"function": {json.dumps(name.function)}', text)
+            where = f"{path}, line {line}" if line else str(path)
+            raise type(error)(f"{error.message} ({where})", error.hint) from None
+    return dataclasses.replace(plan, is_kept=True)
 
 
 def earlier_digests(plan: ServerPlan, folder: Path) -> tuple[str, ...]:
@@ -318,7 +337,9 @@ def to_spec(plan: ServerPlan) -> ServerSpec:
 
 def _fits(plan: ServerPlan, study: Study) -> bool:
     """Whether a plan is of this study; compared as JSON, which has one form of infinity."""
-    return plan.software == __version__ and plan.study.as_dict() == study.as_dict()
+    return (
+        plan.is_whole and plan.software == __version__ and plan.study.as_dict() == study.as_dict()
+    )
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -379,6 +400,18 @@ def _named(made: Callable[..., Any], what: str, worker: str, study: Study) -> Fi
 
 
 def _found(name: Finish, study: Study) -> Callable[..., Any]:
+    function, arguments = _function(name, study), dict(name.arguments)
+    if _MODEL in arguments:
+        arguments[_MODEL] = _model(arguments[_MODEL], study)
+    return functools.partial(function, **arguments) if arguments else function
+
+
+def _function(name: Finish, study: Study) -> Callable[..., Any]:
+    """Returns the function that a plan names.
+
+    Raises:
+      ConfigError: a server runs no function of this name, or it takes no such arguments.
+    """
     functions = _functions(study)
     if name.function not in functions:
         raise errors.ConfigError(
@@ -395,10 +428,7 @@ def _found(name: Finish, study: Study) -> Callable[..., Any]:
             f"the plan gives `{unknown[0]}` to {name.function}, which takes {', '.join(given) or 'none'}",
             "it was changed by hand, or made by another version: remove it, and it is computed again",
         )
-    arguments = dict(name.arguments)
-    if _MODEL in arguments:
-        arguments[_MODEL] = _model(arguments[_MODEL], study)
-    return functools.partial(function, **arguments) if arguments else function
+    return function
 
 
 def _noted_model(model: Any, study: Study) -> dict[str, Any]:
@@ -443,9 +473,9 @@ def _form(study: Study) -> Any:
 
 def _read_finish(noted: Mapping[str, Any]) -> Finish:
     name = Finish(**noted)
-    # Plans of 0.1.0 say the module as well, which must be that of a function that is listed.
+    # Plans of 0.1.0 say the module as well, where it was then; the name alone is looked up.
     module, _, last = name.function.rpartition(":")
-    if last in _FUNCTIONS and module == _FUNCTIONS[last].__module__:
+    if last in _FUNCTIONS and module.startswith("fedvi."):
         return name._replace(function=last)
     return name
 
@@ -495,9 +525,9 @@ def _sha256(content: Mapping[str, Any]) -> str:
 
 def _from_json(content: Any, path: Path, parts: plugins.OutsideCode | None = None) -> ServerPlan:
     try:
-        if content["format"] != _FORMAT:
+        if content["format"] not in (_BEFORE, _FORMAT):
             raise errors.ConfigError(
-                f"{path} has format {content['format']!r}, expected {_FORMAT}",
+                f"{path} has format {content['format']!r:.20}, expected {_BEFORE} or {_FORMAT}",
                 "it was written by another version of fedvi: use that one",
             )
         if content["sha256"] != _sha256(content):
@@ -512,6 +542,7 @@ def _from_json(content: Any, path: Path, parts: plugins.OutsideCode | None = Non
         prior = tree.map_leaves(lambda leaf: _array(next(leaves), leaf.shape, path), zeros)
         plan = ServerPlan(
             software=content["software"],
+            is_whole=content["format"] == _FORMAT,
             study=study,
             names=names,
             units=tuple(item["unit"] for item in content["coefficients"]),
@@ -521,7 +552,7 @@ def _from_json(content: Any, path: Path, parts: plugins.OutsideCode | None = Non
                     events.from_json(item["cost"]),
                     _read_finish(item["finish"]),
                     item["header"] and ledger.from_lines([item["header"]]).header,
-                    item["limit"] and _limit(item["limit"]),
+                    (limit := item.get("limit")) and _limit(limit),
                 )
                 for item in content["workers"]
             },
@@ -536,8 +567,6 @@ def _from_json(content: Any, path: Path, parts: plugins.OutsideCode | None = Non
         )
     except errors.LedgerError as error:
         raise errors.ConfigError(f"{path} is not whole: {error.message}") from error
-    except (errors.CodeRefused, errors.PolicyRefused) as error:
-        raise type(error)(f"{error.message} ({path})", error.hint) from error
     except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         raise errors.ConfigError(f"{path} is no plan of a run: {error!r}") from error
     told = str(content.get("digest"))

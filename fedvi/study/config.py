@@ -41,7 +41,7 @@ _FEWEST_MASKED, _MOST_MASKED = 3, 500
 # The most sites in a summary.
 _NAMED = 8
 
-__all__ = ["GivenParts", "Study", "load_study", "parse_study"]
+__all__ = ["GivenParts", "Study", "load_study", "located", "parse_study"]
 
 
 GivenParts = Mapping[str, Any] | plugins.OutsideCode
@@ -118,7 +118,7 @@ class Study(Speaks, BaseSection):
         try:
             kinds.check(self.kinds, self.parts)
         except (errors.CodeRefused, errors.PolicyRefused) as error:
-            raise _located(error, self._beside.path, self._beside.text) from None
+            raise located(error, self._beside.path, self._beside.text) from None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Study":
@@ -415,18 +415,24 @@ def load_study(path: str | Path, parts: GivenParts | None = None) -> Study:
     try:
         study = parse_study(raw, parts)
     except (errors.CodeRefused, errors.PolicyRefused) as error:
-        raise _located(error, str(path), text) from None
+        raise located(error, str(path), text) from None
     except errors.ConfigError as error:
         raise with_lines(error, text) from None
     study._beside.path, study._beside.text = str(path), text
     return study
 
 
-def _located(error: errors.FedviError, path: str, text: str) -> errors.FedviError:
-    """Says in which file, and on which line, a name of code stands."""
+def located(error: errors.FedviError, path: str, text: str, within: str = "") -> errors.FedviError:
+    """Says in which file, and on which line, a name of code stands.
+
+    Args:
+      error: its message begins with the place in the study.
+      text: of the file.
+      within: the key under which the file holds the study; empty if it is the study.
+    """
     if not path:
         return error
-    line = line_of(error.message, text)
+    line = line_of(f"{within}.{error.message}" if within else error.message, text)
     where = path if line is None else f"{path}, line {line}"
     return type(error)(f"{error.message} ({where})", error.hint)
 

@@ -179,7 +179,7 @@ def check_layout(manifest: Manifest, like: Eta) -> None:
     found = {spec.name: (spec.dtype, spec.shape) for spec in manifest.specs}
     if found != codec.layout(like):
         raise errors.ProtocolError(
-            f"natural parameters are announced as {found}, expected {codec.layout(like)}",
+            f"natural parameters are announced {codec.differs(found, like)}",
             "do both sides run the same study and the same version of fedvi?",
         )
 

@@ -4,8 +4,9 @@ import functools
 import hashlib
 import json
 import math
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,11 @@ from fedvi.privacy import events
 from fedvi.typing import Eta
 
 __all__ = [
+    "DTYPES",
     "Encoded",
     "check_spec",
     "decode",
+    "differs",
     "digest",
     "encode",
     "encode_many",
@@ -32,8 +35,9 @@ __all__ = [
 ]
 
 # The dtypes that may travel: real numbers and indices of a fixed width.
-_DTYPES = ("<f4", "<f8", "<i4", "<i8")
+DTYPES = ("<f4", "<f8", "<i4", "<i8")
 _INTEGERS = ("<i4", "<i8")
+_NAME = re.compile(r"[\w.-]{1,64}")
 
 # Bytes that are hashed together with their neighbours: most parts are a few bytes, and calls take longer.
 _SHORT = 1 << 10
@@ -115,7 +119,7 @@ def decode(payload: Payload) -> tuple[dict[str, np.ndarray], events.Event]:
     arrays: dict[str, np.ndarray] = {}
     for tensor in payload.tensors:
         if tensor.name in arrays:
-            raise errors.ProtocolError(f"a payload holds {tensor.name!r} twice")
+            raise errors.ProtocolError(f"a payload holds {_called(tensor.name)} twice")
         arrays[tensor.name] = _decoded(tensor.name, _array(tensor), tensor.scale)
     return arrays, event_from(payload.event)
 
@@ -149,7 +153,7 @@ def unpack(tensors: Sequence[Tensor], like: Eta) -> Eta:
     found = {t.name: (t.dtype, tuple(t.shape)) for t in tensors}
     if found != layout(like) or len(tensors) != len(found):
         raise errors.ProtocolError(
-            f"natural parameters came as {found}, expected {layout(like)}",
+            f"natural parameters came {differs(found, like)}",
             "do both sides run the same study and the same version of fedvi?",
         )
     arrays = {}
@@ -167,14 +171,29 @@ def layout(like: Eta) -> dict[str, tuple[str, tuple[int, ...]]]:
     return {name: ("<f8", shape) for name, shape in zip(_names(like), shapes, strict=True)}
 
 
+def differs(found: Mapping[str, tuple[str, tuple[int, ...]]], like: Eta) -> str:
+    """Says which array of a layout is another one than expected; names of a stranger's are not shown.
+
+    >>> differs({"mu": ("<f8", (3,))}, np.zeros(2))
+    "without array 'value' of dtype <f8 and shape (2,)"
+    """
+    for name, expected in layout(like).items():
+        if name not in found:
+            return f"without array {name!r} of dtype {expected[0]} and shape {expected[1]}"
+        if found[name] != expected:
+            (dtype, shape), (of, wanted) = found[name], expected
+            return f"with {name!r} of dtype {dtype} and shape {shape}, expected {of} and {wanted}"
+    return f"as {len(found)} arrays, expected {len(layout(like))}"
+
+
 def check_spec(name: str, dtype: str, shape: Sequence[int], scale: float | None) -> int:
     """Checks a tensor's description, and returns how many bytes it must have.
 
     Raises:
       ProtocolError: the dtype cannot travel, or the scale is not allowed.
     """
-    if dtype not in _DTYPES:
-        raise errors.ProtocolError(f"{name} has dtype {dtype!r}, expected one of {_DTYPES}")
+    if dtype not in DTYPES:
+        raise errors.ProtocolError(f"{_called(name)} has another dtype, expected one of {DTYPES}")
     _check_scale(name, dtype, scale)
     # Python integers: the product of hostile lengths may exceed 64 bits.
     return math.prod(shape) * np.dtype(dtype).itemsize
@@ -221,21 +240,28 @@ def _array(tensor: Tensor) -> np.ndarray:
     expected = check_spec(tensor.name, tensor.dtype, tensor.shape, tensor.scale)
     if len(tensor.data) != expected:
         raise errors.ProtocolError(
-            f"{tensor.name} has {len(tensor.data)} bytes, expected {expected}"
+            f"{_called(tensor.name)} has {len(tensor.data)} bytes, expected {expected}"
         )
     try:
         array = np.frombuffer(tensor.data, dtype=tensor.dtype).reshape(tensor.shape)
     except (ValueError, OverflowError) as error:
-        raise errors.ProtocolError(f"{tensor.name} has shape {tensor.shape}: {error}") from error
+        raise errors.ProtocolError(
+            f"{_called(tensor.name)} has shape {tensor.shape}: {error}"
+        ) from error
     array.setflags(write=False)
     _check_finite(tensor.name, array)
     return array
 
 
+def _called(name: str) -> str:
+    """Returns the name of an array, if it is one and no sentence of whoever sent it."""
+    return name if _NAME.fullmatch(name) else "an array"
+
+
 def _check_finite(name: str, array: np.ndarray) -> None:
     # The message shows no number, since it may reach a log.
     if not is_finite(array):
-        raise errors.ProtocolError(f"{name} holds numbers that are not finite")
+        raise errors.ProtocolError(f"{_called(name)} holds numbers that are not finite")
 
 
 @functools.lru_cache(maxsize=256)
@@ -272,8 +298,8 @@ def _released(value: Any) -> Any:
 def _kind(name: str, array: np.ndarray, scale: float | None) -> str:
     """Checks an array and returns the dtype that it travels in."""
     kind = array.dtype.newbyteorder("<").str
-    if kind not in _DTYPES:
-        raise errors.ProtocolError(f"{name} has dtype {array.dtype}, expected one of {_DTYPES}")
+    if kind not in DTYPES:
+        raise errors.ProtocolError(f"{name} has dtype {array.dtype}, expected one of {DTYPES}")
     _check_finite(name, array)
     _check_scale(name, kind, scale)
     return kind
@@ -308,7 +334,7 @@ def _check_scale(name: str, kind: str, scale: float | None) -> None:
         return
     if kind not in _INTEGERS or not (math.isfinite(scale) and scale > 0.0):
         raise errors.ProtocolError(
-            f"{name} has scale {scale} and dtype {kind!r}, expected a positive number on integers"
+            f"{_called(name)} has scale {scale} and dtype {kind!r}, expected a positive number on integers"
         )
 
 

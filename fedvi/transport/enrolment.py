@@ -110,12 +110,13 @@ def install(
       certificate: the file that came back from the authority.
       authority: the authority's ca.pem; the one in the folder, if None.
       fingerprint: the expected fingerprint of the authority's certificate, received over a different
-        channel.
+        channel. None only where the folder trusts an authority already, and this one has its key.
 
     Raises:
       ConfigError: a file cannot be read, or the fingerprint is malformed.
       IdentityError: the certificate has another name, key or authority, or is outside its dates; or the
-        authority is not the one of the fingerprint, or not the one that the folder trusts.
+        authority is not the one of the fingerprint, or not the one that the folder trusts; or the folder
+        trusts none yet, and no fingerprint is given.
     """
     found = certificates.read(certificate)
     root = certificates.read(authority or folder / AUTHORITY, "give the authority's ca.pem: --ca")
@@ -154,11 +155,18 @@ def _check_authority(folder: Path, root: x509.Certificate, expected: str | None)
                 "do not install it: ask the authority for ca.pem again, by another way",
             )
         return
-    if (folder / AUTHORITY).exists():
-        trusted = certificates.read(folder / AUTHORITY)
-        keys = [certificates.public_key(item, "the authority") for item in (trusted, root)]
-        if keys[0] != keys[1]:
-            raise errors.IdentityError(
-                f"the authority's key is another than that of {folder / AUTHORITY}",
-                "if the consortium has a new authority, confirm it with --fingerprint",
-            )
+    if not (folder / AUTHORITY).exists():
+        # Whoever exchanged ca.pem on its way could show a server of their own. The fingerprint that was
+        # found is not in the message: it would be copied.
+        raise errors.IdentityError(
+            f"--fingerprint is missing, and {folder} trusts no authority yet",
+            "ask the coordinator for the fingerprint over the telephone (`fedvi ca list` prints it there), "
+            "and give it with --fingerprint: a file sent along with ca.pem proves nothing",
+        )
+    trusted = certificates.read(folder / AUTHORITY)
+    keys = [certificates.public_key(item, "the authority") for item in (trusted, root)]
+    if keys[0] != keys[1]:
+        raise errors.IdentityError(
+            f"the authority's key is another than that of {folder / AUTHORITY}",
+            "if the consortium has a new authority, confirm it with --fingerprint",
+        )

@@ -104,7 +104,7 @@ class GrpcLink:
       like: natural parameters with the layout of every task's.
       credentials: ``grpc.ChannelCredentials``; None for plaintext.
       give_up_after: seconds without any success after which a request fails; None for never.
-      on_wait: called with the reason, before each wait for another try.
+      on_wait: called with what went wrong, before each wait for another try.
       on_heard: called in any thread whenever the server answered.
       wait_seconds: how long the server may hold back its answer to a NextTask.
       delays: the first and the longest wait before another try, in seconds; each wait is drawn
@@ -119,7 +119,7 @@ class GrpcLink:
         credentials: Any = None,
         *,
         give_up_after: float | None = None,
-        on_wait: Callable[[str], None] | None = None,
+        on_wait: Callable[[errors.FedviError], None] | None = None,
         on_heard: Callable[[], None] | None = None,
         wait_seconds: float = wire.LONGEST_WAIT,
         delays: tuple[float, float] = _DELAYS,
@@ -410,7 +410,7 @@ class _Patience:
     Args:
       delays: the first and the longest bound of a wait, in seconds.
       give_up_after: seconds without success, or None.
-      on_wait: called with the reason before each wait.
+      on_wait: called with what went wrong before each wait.
       pause: waits for at most some seconds; its second argument says whether the connection is lost.
       closed: set once the link is closed.
     """
@@ -419,7 +419,7 @@ class _Patience:
         self,
         delays: tuple[float, float],
         give_up_after: float | None,
-        on_wait: Callable[[str], None] | None,
+        on_wait: Callable[[errors.FedviError], None] | None,
         pause: Callable[[float, bool], None],
         closed: threading.Event,
     ) -> None:
@@ -473,10 +473,11 @@ class _Patience:
                 raise errors.TransportError(
                     f"gave up after {self._give_up_after:g} seconds: {failure.message}",
                     failure.hint,
+                    failure.server_says,
                 ) from error
             delay = min(delay, left)
         if self._on_wait is not None:
-            self._on_wait(failure.message)
+            self._on_wait(failure)
         self._pause(delay, error.code() is grpc.StatusCode.UNAVAILABLE)
 
 

@@ -167,19 +167,20 @@ def read_task(
         message = reader.message(parcels_pb2.TaskFile)
         if message.client != client:
             raise errors.ProtocolError(
-                f"the task file is for client {message.client!r}, expected {client!r}",
+                f"{path} is for another client, expected {client!r}",
                 "give --task the file that was made for this site",
+                message.client,
             )
         if message.study_digest != study_digest:
             raise errors.ProtocolError(
-                f"the task file is of another study: digest {message.study_digest[:12]}, expected "
-                f"{study_digest[:12]}",
+                f"{path} is of another study, expected the digest {study_digest[:12]}",
                 "give all sites the same study file",
+                f"digest {message.study_digest[:12]}",
             )
         said = message.hello
-        _check_protocol(reader.name, said.protocol, said.protocol, said.software)
+        _check_protocol(reader.name, said.protocol, said.protocol, f"written by {said.software}")
         welcome, limit = wire.welcome_from(said)
-        book = ledgers.from_lines(list(message.ledger))
+        book = _ledger(path, list(message.ledger))
         if welcome.anchor != ledgers.anchor(book):
             raise errors.ProtocolError(
                 f"hello.anchor is {welcome.anchor}, expected {ledgers.anchor(book)} by the ledger"
@@ -236,7 +237,7 @@ def read_result(
         signer = identity.verify(authority_pem, reader.signed, reader.signature, roster, "client")
         message = reader.message(parcels_pb2.ResultFile)
         said = message.hello
-        _check_protocol(reader.name, said.protocol_min, said.protocol_max, said.software)
+        _check_protocol(reader.name, said.protocol_min, said.protocol_max)
         hello, _ = wire.hello_from(said)
         answer = _answer(message, reader, payload_limit)
         reader.check_end()
@@ -292,14 +293,24 @@ def _reply(
     raise errors.ProtocolError("reply is missing, expected a task or the end of the run")
 
 
-def _check_protocol(name: str, oldest: int, newest: int, software: str) -> None:
+def _ledger(path: Path, lines: list[str]) -> Ledger:
+    try:
+        return ledgers.from_lines(lines)
+    except errors.LedgerError as error:
+        # Which may name what is in the lines.
+        raise errors.LedgerError(
+            f"{path} holds a ledger that is damaged", "have the file made again", error.message
+        ) from None
+
+
+def _check_protocol(name: str, oldest: int, newest: int, server_says: str = "") -> None:
     if wire.PROTOCOLS[0] <= oldest <= newest <= wire.PROTOCOLS[1]:
         return
     said = "without a protocol version" if not newest else f"in protocol {newest}"
     raise errors.ProtocolError(
-        f"{name} was written {said} by {software!r:.80}, expected {wire.PROTOCOLS[0]} to "
-        f"{wire.PROTOCOLS[1]}",
+        f"{name} was written {said}, expected {wire.PROTOCOLS[0]} to {wire.PROTOCOLS[1]}",
         _SAME_SOFTWARE,
+        server_says,
     )
 
 

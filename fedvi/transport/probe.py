@@ -86,6 +86,7 @@ class Finding(NamedTuple):
       advice: what to do; empty if nothing.
       exit_code: of a failure: 3 for the connection, 4 for the identity.
       passes: whether a failure may go away without a change at this party's end.
+      server_says: words of whoever answered there, to be quoted.
     """
 
     check: str
@@ -94,6 +95,7 @@ class Finding(NamedTuple):
     advice: str = ""
     exit_code: int = 0
     passes: bool = False
+    server_says: str = ""
 
 
 _NO_WAY = errors.TransportError.exit_code
@@ -357,13 +359,13 @@ def _judge(
             certificates.check_issued(shown, authority, whose)
         except errors.IdentityError as error:
             issuer = shown.issuer.get_attributes_for_oid(NameOID.COMMON_NAME)
-            named = repr(issuer[0].value) if issuer else "nobody"
+            # Anybody can put a name there.
             raise errors.IdentityError(
-                f"{error.message}; it names {named} as its authority, "
-                f"key {_key_identifier(shown)}, and yours, {file}, has the key "
-                f"{_key_identifier(authority)}",
+                f"{error.message}; its authority has the key {_key_identifier(shown)}, and yours, {file}, "
+                f"has the key {_key_identifier(authority)}",
                 "ask the coordinator for ca.pem and its fingerprint, or check that this is the "
                 "right server",
+                f"my authority is {issuer[0].value!r}" if issuer else "",
             ) from None
         certificates.check_dates(
             authority, "the authority's certificate", at, "ask the coordinator for the new ca.pem"
@@ -464,4 +466,6 @@ def _passed(check: str, said: str) -> Finding:
 
 
 def _failed(check: str, error: errors.FedviError, exit_code: int) -> Finding:
-    return Finding(check, "fail", error.message, error.hint, exit_code)
+    return Finding(
+        check, "fail", error.message, error.hint, exit_code, server_says=error.server_says
+    )

@@ -37,6 +37,31 @@ _BROKEN_OFF = (
 # Messages of gRPC's versions for a trusted certificate that is for other hosts.
 _MISNAMED = ("hostname verification check failed", "is not in peer certificate")
 
+# Phrases of gRPC's texts. Nothing tells its texts from those of a server, so of a text with one of these
+# nothing but the phrase is shown.
+_PHRASES = (
+    "Concurrent RPC limit exceeded",
+    "Bandwidth exhausted or memory limit exceeded",
+    "message larger than max",
+    "metadata size exceeds",
+    "Connection refused",
+    "Connection reset by peer",
+    "Connection timed out",
+    "Broken pipe",
+    "Network is unreachable",
+    "No route to host",
+    "Domain name not found",
+    "DNS resolution failed",
+    "FD Shutdown",
+    "CERTIFICATE_VERIFY_FAILED",
+    "handshake failed",
+    "Failed parsing HTTP/2",
+    "Received RST_STREAM",
+    "Deadline Exceeded",
+    "Socket closed",
+    "failed to connect to all addresses",
+)
+
 
 class Misnamed(errors.IdentityError):
     """The server's certificate is not for the host that was dialled, so a retry cannot help."""
@@ -77,38 +102,52 @@ def to_status(error: errors.FedviError) -> Status:
 
 
 def from_status(error: Any) -> errors.FedviError:
-    """Turns the ``grpc.RpcError`` of a call back into the error that the server raised.
+    """Turns the ``grpc.RpcError`` of a call into an error of the class that the server raised.
 
-    Without a detail gRPC itself failed. The result is then ``Misnamed`` if the certificate is for other
-    hosts, a TransportError if the other end was unreachable or broke off, and otherwise depends on the
-    status. An unknown class becomes a ProtocolError.
+    Message and hint are this party's own. The server's words are its ``server_says``, since a server may
+    say anything. Without a detail gRPC itself failed. The result is then ``Misnamed`` if the certificate is
+    for other hosts, a TransportError if the other end was unreachable or broke off, and otherwise depends
+    on the status. An unknown class becomes a ProtocolError.
     """
     detail = _detail_of(error)
     if detail is not None:
         kind = getattr(errors, detail.code, None) if detail.code in errors.__all__ else None
         if not (isinstance(kind, type) and issubclass(kind, errors.FedviError)):
             kind = errors.ProtocolError
-        return kind(_shown(detail.message) or "the server gave no reason", _shown(detail.hint))
-    code, text = error.code(), _shown(_shortened(str(error.details() or "")))
-    said = f"{code.name.lower().replace('_', ' ')}: {text}" if code is not None else text
+        says = f"{detail.message}; hint: {detail.hint}" if detail.hint else detail.message
+        return kind(
+            "the server refused the call" + ("" if says else " and gave no reason"),
+            "`fedvi doctor` compares the two ends; the coordinator sees more in the server's log",
+            says,
+        )
+    code, details = error.code(), _shortened(str(error.details() or ""))
+    phrase = next((known for known in _PHRASES if known.lower() in details.lower()), "")
+    says = "" if phrase else details
+    words = [] if code is None else [code.name.lower().replace("_", " ")]
+    words += [phrase] if phrase else []
+    own = f" ({': '.join(words)})" if words else ""
     if _is_misnamed(error):
         return Misnamed(
-            f"the server's certificate is not for the host that was dialled, {said}",
+            f"the server's certificate is not for the host that was dialled{own}",
             "dial a host that it is for; `fedvi doctor` names them",
         )
     match code:
         case grpc.StatusCode.PERMISSION_DENIED | grpc.StatusCode.UNAUTHENTICATED:
-            return errors.IdentityError(f"the server refused the call, {said}")
+            return errors.IdentityError(f"the server refused the call{own}", "", says)
         case grpc.StatusCode.UNIMPLEMENTED:
             return errors.ProtocolError(
-                f"the other end does not speak fedvi.v1, {said}", "check the address and the port"
+                f"the other end does not speak fedvi.v1{own}",
+                "check the address and the port",
+                says,
             )
         case grpc.StatusCode.RESOURCE_EXHAUSTED if _is_busy(error):
-            return errors.TransportError(f"the server has too much to do, {said}", "wait a moment")
+            return errors.TransportError(
+                f"the server has too much to do{own}", "wait a moment", says
+            )
         case grpc.StatusCode.RESOURCE_EXHAUSTED | grpc.StatusCode.INVALID_ARGUMENT:
-            return errors.ProtocolError(f"a message was refused, {said}")
+            return errors.ProtocolError(f"a message was refused{own}", "", says)
     return errors.TransportError(
-        f"the server cannot be reached, {said}", "`fedvi doctor` looks for the reason"
+        f"the server cannot be reached{own}", "`fedvi doctor` looks for the reason", says
     )
 
 
@@ -160,8 +199,3 @@ def _detail_of(error: Any) -> pb.ErrorDetail | None:
 
 def _shortened(text: str) -> str:
     return text.encode(errors="replace")[:_DETAIL_BYTES].decode(errors="ignore")
-
-
-def _shown(text: str) -> str:
-    """Replaces characters that could control a terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)

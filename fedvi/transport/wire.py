@@ -314,14 +314,24 @@ def task_from(message: pb.Task, client: str, like: Eta, without_factor: bool = F
       ProtocolError: a field is wrong; or the factor is missing, unless ``without_factor``.
     """
     if message.client != client:
-        raise errors.ProtocolError(f"client is {message.client!r}, expected {client!r}")
+        raise errors.ProtocolError(
+            f"the task is for another client, expected {client!r}", server_says=message.client
+        )
+    # It is printed, and kept in the ledger: no text of the server's own choice.
+    visit = checked_count("visit", message.visit)
+    if message.task_id != (expected := f"{client}/{visit}"):
+        raise errors.ProtocolError(
+            f"the task of visit {visit} has another name, expected {expected!r}",
+            "do both ends run the same version of fedvi?",
+            message.task_id,
+        )
     damping = message.damping
     if not (math.isfinite(damping) and damping >= 0.0):
         raise errors.ProtocolError(f"damping is {damping}, expected a number of at least 0")
     task = Task(
-        task_id=checked_name("task_id", message.task_id),
+        task_id=expected,
         client=client,
-        visit=checked_count("visit", message.visit),
+        visit=visit,
         version=checked_count("version", message.version),
         posterior=None,
         factor=None,

@@ -1,12 +1,13 @@
 """Checks single fields of protobuf messages: names, texts, counts, digests."""
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from fedvi import errors
 from fedvi.privacy.ledger import Anchor
-from fedvi.transport import bundle
+from fedvi.transport import bundle, codec
 from fedvi.transport._wire import federation_pb2 as pb
 
 __all__ = [
@@ -38,6 +39,8 @@ _RANK = 16
 
 _SESSION = 16
 
+_HASH = re.compile("[0-9a-f]{64}")
+
 # A message has room for a hundred thousand empty tensors, which would keep a server busy for seconds.
 TENSORS = 256
 
@@ -53,9 +56,9 @@ def anchor_from(message: Any) -> Anchor | None:
     if not message.HasField("anchor"):
         return None
     anchor = message.anchor
-    return Anchor(
-        checked_count("anchor.count", anchor.count), checked_name("anchor.hash", anchor.hash)
-    )
+    if not _HASH.fullmatch(anchor.hash):
+        raise errors.ProtocolError("anchor.hash is not 64 hexadecimal digits")
+    return Anchor(checked_count("anchor.count", anchor.count), anchor.hash)
 
 
 def spec_from(spec: pb.TensorSpec, field: str) -> bundle.Spec:
@@ -66,7 +69,10 @@ def spec_from(spec: pb.TensorSpec, field: str) -> bundle.Spec:
         )
     shape = tuple(checked_count(f"{field}.shape", length) for length in spec.shape)
     scale = spec.scale if spec.HasField("scale") else None
-    return bundle.Spec(name, checked_name(f"{field}.dtype", spec.dtype), shape, scale)
+    # Before anything names it.
+    if spec.dtype not in codec.DTYPES:
+        raise errors.ProtocolError(f"{field}.dtype is not one of {codec.DTYPES}")
+    return bundle.Spec(name, spec.dtype, shape, scale)
 
 
 def present(message: Any, field: str) -> Any:
@@ -87,7 +93,11 @@ def checked_text(field: str, value: str, longest: int) -> str:
             f"{field} has {len(value)} characters, expected at most {longest}"
         )
     if not value.isprintable():
-        raise errors.ProtocolError(f"{field} is {value[:40]!r}, expected printable characters")
+        # The rest is not shown: it is a stranger's text.
+        odd = next(c for c in value if not c.isprintable())
+        raise errors.ProtocolError(
+            f"{field} holds U+{ord(odd):04X}, expected printable characters alone"
+        )
     return value
 
 

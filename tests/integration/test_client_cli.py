@@ -119,7 +119,7 @@ def test_a_client_takes_part_to_the_end_and_says_what_it_cost(tmp_path: Path) ->
     assert 0.0 < lines[-1]["epsilon"] <= 4.0
     # Only what is named in advance is logged; what the solver told stays in its file.
     known = {"time", "kind", "message", "client", "version", "task", "visit", "rounds", "status"}
-    known |= {"epsilon", "delta", "relation"}
+    known |= {"epsilon", "delta", "relation", "server_says"}
     assert {name for line in lines for name in line} == known
     assert "valid_units" in (metrics / "north.jsonl").read_text()
     assert "valid_units" not in result.output
@@ -132,7 +132,7 @@ def test_a_client_with_another_idea_of_the_noise_is_refused_at_hello(tmp_path: P
     with serve(study) as server:
         write_study(tmp_path, lambda raw: raw.pop("simulation"))
         result = client(study, server.addresses.listen)
-    assert refusal(result, 1).startswith("`simulation.insecure_seed` is set at one side only")
+    assert 'says: "`simulation.insecure_seed` is set at one side only' in refusal(result, 1)
     assert len(read_ledger(tmp_path / "state").entries) == 0
 
 
@@ -338,7 +338,7 @@ def test_a_certificate_that_cannot_be_believed_is_refused_by_its_file(
     # One that expires while the client waits is told then.
     waiting = command._Waiting("127.0.0.1:1", expired, lambda *_, **__: None)
     with pytest.raises(errors.IdentityError, match=r"expired on"):
-        waiting.say("away")
+        waiting.say(errors.TransportError("away"))
 
 
 def test_a_server_that_trusts_another_authority_is_not_waited_for(
@@ -376,12 +376,12 @@ def test_a_server_that_hangs_up_now_and_then_is_waited_for(
     for between in (fine, restarts):
         found[:] = [hangs_up, hangs_up, between] * 3
         while found:
-            waiting.say("away")
+            waiting.say(errors.TransportError("away"))
     found[:] = [hangs_up] * 3
-    waiting.say("away")
-    waiting.say("away")
+    waiting.say(errors.TransportError("away"))
+    waiting.say(errors.TransportError("away"))
     with pytest.raises(errors.IdentityError, match=r"the server hung up"):
-        waiting.say("away")
+        waiting.say(errors.TransportError("away"))
 
 
 def test_a_server_whose_certificate_is_expired_is_waited_for_and_why(

@@ -64,7 +64,7 @@ class Server:
     def handle(self, request: Any) -> Any:
         answered = dict(self.received)
         if isinstance(request, Hello):
-            return Welcome(0)
+            return Welcome(0, request.anchor)
         if isinstance(request, NextTask):
             left = [task for task in self.tasks if task.task_id not in answered]
             self.offered = left[0].task_id if left else ""

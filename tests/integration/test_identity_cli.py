@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -20,11 +21,17 @@ def root(tmp_path):
     return tmp_path / "ca"
 
 
+def fingerprint_of(root):
+    listed = json.loads(run("ca", "list", "--ca", root, "--json").output)
+    return listed["authority"]["fingerprint"]
+
+
 def enrolled(root, name, *options, sign=()):
     folder, signed = root.parent / name, root.parent / f"{name}.pem"
     run("enroll", name, "--dir", folder, *options)
     run("ca", "sign", folder / "request.pem", "--ca", root, "--out", signed, *sign)
-    run("enroll", name, "--dir", folder, "--certificate", signed, "--ca", root / "ca.pem")
+    compared = ("--ca", root / "ca.pem", "--fingerprint", fingerprint_of(root))
+    run("enroll", name, "--dir", folder, "--certificate", signed, *compared)
     return folder
 
 
@@ -54,10 +61,8 @@ def test_both_sides_print_the_same_fingerprint_of_the_key(root, tmp_path):
         assert said in signed
 
 
-def test_the_authoritys_fingerprint_is_checked_or_warned_of(root, tmp_path):
-    fingerprint = json.loads(run("ca", "list", "--ca", root, "--json").output)["authority"][
-        "fingerprint"
-    ]
+def test_an_authority_is_not_trusted_before_its_fingerprint_was_compared(root, tmp_path):
+    fingerprint = fingerprint_of(root)
     folder, signed = tmp_path / "n", tmp_path / "n.pem"
     run("enroll", "north", "--dir", folder)
     run("ca", "sign", folder / "request.pem", "--ca", root, "--out", signed)
@@ -65,9 +70,39 @@ def test_the_authoritys_fingerprint_is_checked_or_warned_of(root, tmp_path):
     refused = run(*install, "--fingerprint", "ab" * 32, code=4)
     assert "the authority's fingerprint is" in refused.stderr
     assert not (folder / "cert.pem").exists()
-    assert "fingerprint was not given" in run(*install).stderr
+    missing = run(*install, code=4).stderr
+    assert "--fingerprint is missing" in missing
+    assert "over the telephone" in missing
+    # What would be copied is not said.
+    assert fingerprint not in missing
+    assert not (folder / "ca.pem").exists()
     colons = ":".join(re.findall("..", fingerprint.upper()))
     assert run(*install, "--fingerprint", colons).stderr == ""
+    # A renewal under the authority that the folder trusts asks for nothing.
+    assert run(*install).stderr == ""
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 0), (b"n\n", 1), (b"\n", 1)])
+def test_on_a_terminal_the_fingerprint_is_shown_and_asked_for(root, tmp_path, answer, code):
+    folder, signed = tmp_path / "n", tmp_path / "n.pem"
+    run("enroll", "north", "--dir", folder)
+    run("ca", "sign", folder / "request.pem", "--ca", root, "--out", signed)
+    near, far = pty.openpty()
+    install = ["enroll", "north", "--dir", folder, "--certificate", signed, "--ca", root / "ca.pem"]
+    with subprocess.Popen(
+        [sys.executable, "-c", "from fedvi.cli.main import main; main()", *map(str, install)],
+        stdin=far,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        os.write(near, answer)
+        _, shown = process.communicate(timeout=60)
+    os.close(near)
+    os.close(far)
+    assert process.returncode == code, shown
+    assert fingerprint_of(root).encode() in shown
+    assert b"Call the coordinator" in shown
+    assert (folder / "cert.pem").exists() is (code == 0)
 
 
 def test_revoking_and_renewing_show_in_the_list_and_on_the_roster(root, tmp_path):
@@ -117,7 +152,8 @@ def test_a_certificate_that_cannot_be_written_says_how_to_have_it_again(root, tm
     signed = tmp_path / "n.pem"
     run("ca", "renew", "north", "--ca", root, "--out", signed)
     run(
-        "enroll", "north", "--dir", tmp_path / "n", "--certificate", signed, "--ca", root / "ca.pem"
+        *("enroll", "north", "--dir", tmp_path / "n", "--certificate", signed),
+        *("--ca", root / "ca.pem", "--fingerprint", fingerprint_of(root)),
     )
 
 
@@ -133,7 +169,8 @@ def test_an_end_that_is_near_is_warned_of(root, tmp_path):
     run("enroll", "north", "--dir", folder)
     run("ca", "sign", folder / "request.pem", "--ca", root, "--out", signed, "--days", 5)
     said = run(
-        "enroll", "north", "--dir", folder, "--certificate", signed, "--ca", root / "ca.pem"
+        *("enroll", "north", "--dir", folder, "--certificate", signed),
+        *("--ca", root / "ca.pem", "--fingerprint", fingerprint_of(root)),
     ).stderr
     assert "in less than 7 days: renew it now" in said
 
@@ -150,11 +187,11 @@ def test_what_is_printed_as_json_can_be_read(root, tmp_path):
     done = json.loads(
         run(
             *("enroll", "north", "--dir", tmp_path / "n", "--certificate", tmp_path / "n.pem"),
-            *("--ca", root / "ca.pem", "--json"),
+            *("--ca", root / "ca.pem", "--fingerprint", fingerprint_of(root), "--json"),
         ).stdout
     )
     assert done["fingerprint"] == signed["fingerprint"]
-    assert done["authority_confirmed"] is False
+    assert done["authority"] == fingerprint_of(root)
     assert json.loads(run("ca", "revoke", "north", "--ca", root, "--json").output)["revoked"] == 1
 
 

@@ -79,7 +79,7 @@ def test_a_study_that_names_code_is_refused_by_every_command_and_runs_nothing(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("family", "least"), [("studies", 220), ("results", 120), ("parcels", 60)])
+@pytest.mark.parametrize(("family", "least"), [("studies", 220), ("results", 120), ("parcels", 95)])
 def test_no_mutated_file_starts_a_process_opens_a_socket_or_imports_a_module(
     family: str, least: int, watched: Callable[..., Any]
 ) -> None:

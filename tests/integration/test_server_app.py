@@ -509,7 +509,7 @@ def test_a_full_disk_asks_the_client_to_come_again(tmp_path, monkeypatch):
         link = server.link(spec, "south", on_wait=on_wait)
         task = offered(link, spec, "south")
         assert link.handle(Submit("south", task.task_id, answer(task))).status == "accepted"
-        assert "the server's disk has 10 MB free" in reasons[0]
+        assert "the server's disk has 10 MB free" in reasons[0].server_says
 
 
 class Failing(MemoryServerStore):
@@ -533,8 +533,8 @@ def test_a_save_that_fails_changes_nothing_and_is_tried_again(tmp_path, caplog):
         store.failures = 2
         assert link.handle(Submit("south", task.task_id, answer(task))).status == "accepted"
         assert len(reasons) == 2
-        assert "could not save" in reasons[0]
-        assert "/private/place" not in " ".join(reasons)
+        assert "could not save" in reasons[0].server_says
+        assert "/private/place" not in " ".join(map(str, reasons))
     assert server.outcome.state.visits == {"south": 1}
 
 

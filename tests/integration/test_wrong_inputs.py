@@ -966,7 +966,7 @@ TABLE = [
             "{d}/state"
         ),
         code=3,
-        said="gave up after 0 seconds: the server cannot be reached, …",
+        said="gave up after 0 seconds: the server cannot be reached (…",
         hint="`fedvi doctor` looks for the reason",
     ),
     Wrong(

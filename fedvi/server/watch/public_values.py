@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedvi import errors
 from fedvi.federation.progress import StagePlace
 
 __all__ = ["printable", "remarks", "run_as_dict", "span", "state_of", "where"]
@@ -22,49 +23,56 @@ _PATIENCE = 120.0
 
 
 def run_as_dict(run: Any) -> dict[str, Any]:
-    """Returns a run (an admin ``Run``) as plain values for JSON; unknown values are null."""
+    """Returns a run (an admin ``Run``) as plain values for JSON; unknown values are null.
+
+    Its texts are the server's, whoever that is: each is one line without what steers a terminal.
+    """
+    said = errors.in_one_line
 
     def known(message: Any, field: str) -> Any:
         return getattr(message, field) if message.HasField(field) else None
 
     return {
         "server": "running",
-        "study": run.study,
-        "digest": run.study_digest,
-        "fedvi": run.software,
-        "status": run.status,
-        "reason": run.reason,
+        "study": said(run.study),
+        "digest": said(run.study_digest),
+        "fedvi": said(run.software),
+        "status": said(run.status),
+        "reason": said(run.reason),
         "tls": "mtls" if run.tls else "insecure",
-        "schedule": run.schedule,
+        "schedule": said(run.schedule),
         "version": run.version,
         "rounds": run.rounds,
         "rounds_planned": run.rounds_planned,
-        "stage": {field: getattr(run.stage, field) for field in StagePlace._fields}
+        "stage": {
+            field: said(value) if isinstance(value := getattr(run.stage, field), str) else value
+            for field in StagePlace._fields
+        }
         if run.HasField("stage")
         else None,
         "gap": known(run, "gap"),
         "damping": known(run, "damping"),
         "uptime_seconds": round(run.uptime_seconds, 3),
-        "awaited": list(run.awaited),
+        "awaited": [said(name) for name in run.awaited],
         "deadline_seconds": known(run, "deadline_seconds"),
-        "let_go": known(run, "let_go"),
+        "let_go": said(run.let_go) if run.HasField("let_go") else None,
         "epsilon_budget": known(run, "epsilon_budget"),
         "unpriced": None,
         "clients": [
             {
-                "name": row.name,
-                "state": row.state,
+                "name": said(row.name),
+                "state": said(row.state),
                 "visits": row.visits,
                 "turns": row.turns,
                 "charged": row.charged,
-                "task": row.task_id,
-                "reason": row.reason,
+                "task": said(row.task_id),
+                "reason": said(row.reason),
                 "seen_seconds": known(row, "seen_seconds"),
                 "usual_seconds": known(row, "usual_seconds"),
                 "silent": row.silent,
                 "epsilon": known(row, "epsilon"),
                 "delta": known(row, "delta"),
-                "ledger": f"{row.ledger_count}:{row.ledger_hash}" if row.ledger_hash else "",
+                "ledger": f"{row.ledger_count}:{said(row.ledger_hash)}" if row.ledger_hash else "",
             }
             for row in run.clients
         ],

@@ -96,7 +96,7 @@ class Server:
         name = request.client
         match request:
             case Hello():
-                return Welcome(0, None)
+                return Welcome(0, request.anchor)
             case NextTask(part=part) if part and part.stage <= 2:
                 return self.keys(name, part.stage, part.content)
             case NextTask(part=part) if part and part.content:

@@ -81,7 +81,7 @@ class Server:
 
     def handle(self, request):
         if isinstance(request, Hello):
-            return Welcome(0)
+            return Welcome(0, request.anchor)
         if isinstance(request, NextTask):
             return Offer(self.tasks[0]) if self.tasks else self.done
         if isinstance(request, Failure):
@@ -702,3 +702,18 @@ def test_a_stop_is_no_failure():
     with pytest.raises(Stopped):
         worker.tick()
     assert server.failures == []
+
+
+def test_a_client_that_was_charged_does_not_go_on_with_a_server_that_has_no_ledger_of_it():
+    class Forgetful(Server):
+        def handle(self, request):
+            return Welcome(0) if isinstance(request, Hello) else super().handle(request)
+
+    store = MemoryClientStore(ledger.open_ledger(header()))
+    # A client that has charged nothing has nothing that could be forgotten.
+    make_worker(Forgetful(1), store=store).tick()
+    assert store.ledger.entries
+    server = Forgetful(1)
+    with pytest.raises(errors.LedgerError, match="the server has no ledger of 'north'"):
+        make_worker(server, store=store).tick()
+    assert server.received == server.failures == []

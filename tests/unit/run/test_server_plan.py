@@ -372,3 +372,59 @@ def test_a_server_runs_a_private_study_without_jax(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["private", "sums"])
+def test_a_plan_of_0_1_0_is_read_for_its_result_and_runs_no_server(
+    name: str, tmp_path: Path
+) -> None:
+    golden = Path(__file__).parents[2] / "references" / f"plan_0.1.0_{name}.json"
+    (tmp_path / server_plan.FILE).write_bytes(golden.read_bytes())
+    plan = server_plan.read(tmp_path / server_plan.FILE)
+    assert plan.clients == ("north", "south")
+    assert server_plan.to_spec(plan).clients[:2] == ("north", "south")
+    # It has no limits of answers: a server computes its plan again.
+    assert not server_plan._fits(plan, plan.study)
+    assert not plan.is_whole
+
+
+def hostile_plan(folder: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    plan = server_plan.make(build.assemble(parse_study(small_study(**PRIVATE))))
+    content = server_plan.to_json(plan)
+    change(content)
+    path = folder / server_plan.FILE
+    path.write_text(
+        json.dumps({**content, "sha256": server_plan._sha256(content)}, indent=1), encoding="utf-8"
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said", "words"),
+    [
+        (
+            lambda c: c["workers"][1]["finish"].update(function="os:system"),
+            "names the function 'os:system'",
+            '"os:system"',
+        ),
+        (
+            lambda c: c["workers"][1]["finish"].update(arguments={"command": "id"}),
+            "gives `command`",
+            '"function"',
+        ),
+        (
+            lambda c: c["study"]["solver"].update(kind="os:system"),
+            "solver.kind is 'os:system'",
+            '"os:system"',
+        ),
+    ],
+)
+def test_a_refused_plan_names_its_file_and_the_line(
+    change: Callable[[dict[str, Any]], object], said: str, words: str, tmp_path: Path
+) -> None:
+    path = hostile_plan(tmp_path, change)
+    lines = path.read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if words in text)
+    with pytest.raises(errors.ConfigError, match=said) as caught:
+        server_plan.read(path)
+    assert f"({path}, line {line})" in str(caught.value)

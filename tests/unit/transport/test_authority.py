@@ -379,7 +379,9 @@ def test_installing_checks_name_key_authority_and_fingerprint(tmp_path, root):
     refused("the authority's fingerprint is", north, "north", signed, trusted, "ab" * 32)
     refused("the authority's key is another", north, "north", signed, other / "ca.pem")
     (north / "ca.pem").unlink()
-    refused("signed by another authority", north, "north", signed, other / "ca.pem")
+    refused("--fingerprint is missing", north, "north", signed, trusted)
+    theirs = authority.members(other)[0].fingerprint
+    refused("signed by another authority", north, "north", signed, other / "ca.pem", theirs)
     done = enrolment.install(north, "north", signed, trusted, own.fingerprint.upper())
     assert (done.identity.name, done.authority) == ("north", own.fingerprint)
 

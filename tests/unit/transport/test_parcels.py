@@ -169,7 +169,7 @@ def test_a_file_of_another_version_says_what_to_install(parties, word, monkeypat
     refused(rf"is a {word} file of form 10, expected form 1")
     # Nothing is negotiated: a file is in the newest version of whoever wrote it.
     for spoken, words in (
-        ((1, 2), "in protocol 2 by 'fedvi"),
+        ((1, 2), "in protocol 2, expected 1"),
         ((0, 0), "without a protocol version"),
     ):
         with monkeypatch.context() as patched:
@@ -241,9 +241,14 @@ def test_an_answer_larger_than_the_study_s_is_refused_before_it_is_read(parties)
 
 def test_a_task_of_another_client_study_or_kind_is_refused(parties):
     parcels.write_task(parties.path, parties.server, task_file())
-    with pytest.raises(errors.ProtocolError, match=r"for client 'north', expected 'south'"):
+    with pytest.raises(
+        errors.ProtocolError, match=r"another client, expected 'south'.*says: .north"
+    ):
         parties.task(client="south")
-    with pytest.raises(errors.ProtocolError, match=r"another study: digest ab12, expected cd34"):
+    with pytest.raises(
+        errors.ProtocolError,
+        match=r"study, expected the digest cd34; .* says: \"digest ab12\"",
+    ):
         parties.task(study="cd34")
     with pytest.raises(errors.ProtocolError, match=r"natural parameters are announced"):
         parties.task(size=3)

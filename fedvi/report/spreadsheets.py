@@ -1,0 +1,45 @@
+"""Writes every table that fedvi writes as CSV, so that no cell of it is a formula of a spreadsheet.
+
+Names of sites, columns and levels come from files of other people, and a spreadsheet computes a text that
+begins as a formula does: ``=HYPERLINK(…)`` opens an address, ``=cmd|…`` may start a program.
+"""
+
+import csv
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+__all__ = ["inert", "write"]
+
+# Of OWASP's "CSV injection": the last ones are the first four at full width.
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+
+
+class _Writable(Protocol):
+    def write(self, text: str, /) -> object: ...
+
+
+def inert(cell: object) -> object:
+    """Returns a cell of a CSV, with a ' before a text that a spreadsheet would compute as a formula.
+
+    Numbers stay as they are, also a text that is one, such as "-1.5". A text that has a ' before what
+    begins a formula gets another one, so that ``data.cells.without_quote`` gives every text back.
+
+    >>> inert("=1+1"), inert("-1.5"), inert("-1.5+1"), inert("ann")
+    ("'=1+1", '-1.5', "'-1.5+1", 'ann')
+    """
+    if not isinstance(cell, str) or not cell.lstrip("' ").startswith(_FORMULA):
+        return cell
+    try:
+        float(cell)
+    except ValueError:
+        return f"'{cell}"
+    return cell
+
+
+def write(file: _Writable, rows: Iterable[Iterable[Any]], separator: str = ",") -> None:
+    """Adds lines of CSV to a file, names of columns among them; None is an empty cell.
+
+    Floats keep every bit.
+    """
+    writer = csv.writer(file, delimiter=separator, lineterminator="\n")
+    writer.writerows([inert(cell) for cell in row] for row in rows)
