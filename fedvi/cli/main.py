@@ -125,7 +125,7 @@ class _LazyGroup(click.Group):
 
 
 def _not_here(module: str) -> errors.ConfigError:
-    """Returns what to say where a command, or what it was asked for, needs a module that is not installed."""
+    """Returns what to say where a command needs a module that is not installed."""
     return errors.ConfigError(
         f"this needs the Python module {module!r}, and it is not installed here",
         "an image built with `--target server` has only what a server runs on: use the one built without; "
