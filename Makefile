@@ -4,15 +4,18 @@
 PYTHON ?= python3
 VENV ?= .venv
 PROTOS_VENV ?= .venv-protos
+BUILD_VENV ?= .venv-build
 STUDIES ?= examples/heart-disease/study.toml examples/heart-disease/study-sums.toml
 UV_VERSION := 0.13.8
 
 BIN := $(VENV)/bin
 PROTOS_BIN := $(PROTOS_VENV)/bin
+BUILD_BIN := $(BUILD_VENV)/bin
 # Stamps: an environment is brought up to date when its lock, or pyproject.toml, is newer.
 CORE := $(VENV)/.fedvi-core
 DEV := $(VENV)/.fedvi-dev
 PROTOS := $(PROTOS_VENV)/.fedvi-protos
+BUILD := $(BUILD_VENV)/.fedvi-build
 
 # The environment's own pip or, where `venv` could not put one (Debian without python3-venv),
 # the machine's. The project goes in last and apart: the locks hold all that it needs, hatchling
@@ -34,7 +37,7 @@ endef
 EDITABLE = $$pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test end-to-end nightly lint docs bench device evidence lock protos clean
+.PHONY: help demo test end-to-end nightly lint docs bench device evidence dist lock protos clean
 .NOTPARALLEL:  # two targets would install into one environment
 
 help:  ## say what each target does
@@ -78,6 +81,12 @@ device: $(DEV)  ## on a machine with a GPU: what it must keep of the CPU's resul
 	  echo "benchmarks/$$script"; JAX_PLATFORMS= $(BIN)/python benchmarks/$$script; \
 	done
 
+# The wheel is built without a download; the bill says what it was tested with: requirements.lock.
+dist: $(BUILD)  ## the wheel, and its bill of materials (CycloneDX), into dist/
+	rm -rf dist
+	$(BUILD_BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	$(BUILD_BIN)/python docker/wheel_sbom.py dist/*.whl requirements.lock
+
 # Pins stay as they are where they still fit; `make lock UPGRADE=--upgrade` takes the newest.
 # No index, host or address may reach these files: hashes say what to install, not where from.
 COMPILE = $(BIN)/uv pip compile pyproject.toml $(UPGRADE) --quiet --universal --python-version 3.11 \
@@ -87,6 +96,9 @@ lock: $(BIN)/python  ## resolve the dependencies of pyproject.toml again, for al
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	$(COMPILE) --group build --extra report --extra parquet --output-file requirements.lock
 	$(COMPILE) --group dev --extra report --extra parquet --constraints requirements.lock --output-file requirements-dev.lock
+	$(COMPILE) --group server --excludes docker/not-in-server.txt --constraints requirements.lock --output-file requirements-server.lock
+	$(subst pyproject.toml,docker/cuda.in,$(COMPILE)) --constraints requirements.lock --output-file requirements-cuda.lock
+	$(subst pyproject.toml,--group distribution,$(COMPILE)) --constraints requirements.lock --output-file requirements-build.lock
 	$(subst pyproject.toml,protos/requirements.in,$(COMPILE)) --output-file requirements-protos.lock
 
 protos: $(PROTOS)  ## make the stubs of the wire again, after a change in protos/
@@ -94,8 +106,8 @@ protos: $(PROTOS)  ## make the stubs of the wire again, after a change in protos
 
 clean:  ## remove what was built or cached; the environment stays, and is checked at the next make
 	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	rm -f $(CORE) $(DEV) $(PROTOS)
-	find . -path ./$(VENV) -prune -o -path ./$(PROTOS_VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f $(CORE) $(DEV) $(PROTOS) $(BUILD)
+	find . -path ./$(VENV) -prune -o -path ./$(PROTOS_VENV) -prune -o -path ./$(BUILD_VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
@@ -108,6 +120,9 @@ $(BIN)/python:
 
 $(PROTOS_BIN)/python:
 	$(call create,$(PROTOS_VENV))
+
+$(BUILD_BIN)/python:
+	$(call create,$(BUILD_VENV))
 
 # $(BIN)/python is order-only: it is a link, as old as the interpreter that it points to.
 $(CORE): requirements.lock pyproject.toml | $(BIN)/python
@@ -122,4 +137,9 @@ $(DEV): requirements-dev.lock pyproject.toml | $(BIN)/python
 # Apart, since grpcio-tools 1.75.1 asks for protobuf 6 and fedvi runs on 7 here.
 $(PROTOS): requirements-protos.lock | $(PROTOS_BIN)/python
 	$(call install,$(PROTOS_BIN),requirements-protos.lock,:)
+	@touch $@
+
+# Apart, so that nothing of it gets into what it describes.
+$(BUILD): requirements-build.lock | $(BUILD_BIN)/python
+	$(call install,$(BUILD_BIN),requirements-build.lock,:)
 	@touch $@

@@ -105,6 +105,13 @@ class _LazyGroup(click.Group):
         except errors.FedviError as error:
             click.echo(f"error: {error}", err=True)
             sys.exit(error.exit_code)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing in ("", "fedvi"):  # a fault of ours
+                raise
+            told = _not_here(missing)
+            click.echo(f"error: {told}", err=True)
+            sys.exit(told.exit_code)
         except (KeyboardInterrupt, click.Abort) as stop:
             # A question that is left by Ctrl-C is no answer; click makes an Abort of it.
             if isinstance(stop, click.Abort) and not isinstance(
@@ -118,6 +125,15 @@ class _LazyGroup(click.Group):
                 own.flush()
                 os._exit(_INTERRUPTED)
             sys.exit(_INTERRUPTED)
+
+
+def _not_here(module: str) -> errors.ConfigError:
+    """Returns what to say where a command needs a module that is not installed."""
+    return errors.ConfigError(
+        f"this needs the Python module {module!r}, and it is not installed here",
+        "an image built with `--target server` has only what a server runs on: use the one built without; "
+        "elsewhere, install fedvi with all that it depends on",
+    )
 
 
 def _of_flags(ctx: click.Context) -> plugins.OutsideCode:

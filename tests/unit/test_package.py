@@ -30,7 +30,7 @@ def is_generated(module: str) -> bool:
 FOUND = sorted(found.name for found in pkgutil.walk_packages(fedvi.__path__, "fedvi."))
 MODULES = ["fedvi", *(name for name in FOUND if not is_generated(name))]
 LOCKS = ["requirements.lock", "requirements-dev.lock"]
-ALL_LOCKS = [*LOCKS, "requirements-protos.lock"]
+ALL_LOCKS = sorted(path.name for path in ROOT.glob("requirements*.lock"))
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:

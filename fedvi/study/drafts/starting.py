@@ -53,11 +53,12 @@ def coordinator_text(answers: Answers) -> str:
 #   docker compose -f compose.coordinator.yaml up -d
 #   docker compose -f compose.coordinator.yaml exec server fedvi status /state
 #
-# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001. The
-# state, ledgers included, is in the volume server-state: back it up with `fedvi backup`.
+# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001
+# (`sudo chown -R 10001:10001 tls/server`). The state, ledgers included, is in the volume server-state: back
+# it up with `fedvi backup`.
 services:
   server:
-    image: ${{FEDVI_IMAGE:-fedvi}}
+    image: ${{FEDVI_SERVER_IMAGE:-fedvi-server}}
     command: [server, /study/study.toml, --state, /state, --listen, "0.0.0.0:7443", --tls, /tls,
               --metrics, "0.0.0.0:9464", --log-format, json, --connections, "2048"]
     # Four for each connection, and some for the state and the health check; without them it does not start.
@@ -89,8 +90,9 @@ def site_text(answers: Answers, server: str) -> str:
       server: HOST:PORT of the server.
     """
     name = answers.clients[0]
-    option = policy = policy_how = ""
+    option = policy = policy_how = owned = ""
     if answers.private:
+        owned = " policy"
         option = "\n              --policy, /policy/policy.toml,"
         policy = "\n      - ${FEDVI_POLICY:?a folder with policy.toml}:/policy"
         policy_how = """
@@ -103,7 +105,8 @@ def site_text(answers: Answers, server: str) -> str:
 #   FEDVI_NAME={name} FEDVI_DATA=$PWD/{name}.csv{given} \\
 #   docker compose -f compose.site.yaml up -d
 #
-# tls holds ca.pem, cert.pem and key.pem (README.md). What is mounted must be readable by uid 10001.
+# tls holds ca.pem, cert.pem and key.pem (README.md). What is mounted must be readable by uid 10001:
+# `sudo chown -R 10001:10001 tls{owned}`, and for the records `sudo install -o 10001 -m 0400` of a copy.
 # Records in another kind of file: FEDVI_FILE=records.parquet says its ending.{policy_how}
 # The ledger is in the volume state: never restore it from a backup, since a copy forgets what was spent.
 services:
