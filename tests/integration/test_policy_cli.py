@@ -7,6 +7,7 @@ import pytest
 from click.testing import Result
 
 from fedvi.privacy import ledger
+from fedvi.store.life import folder_name
 from fedvi.store.sqlite import read_ledger
 from tests.commands import invoked as fedvi
 from tests.plug_ins import declare
@@ -62,34 +63,36 @@ def simulate(path: Path) -> Result:
     return fedvi("simulate", path, "--quiet", "--policy", f"north={path.parent / 'policy.toml'}")
 
 
-def charged(folder: Path) -> int:
-    return ledger.reservations(read_ledger(folder / "policy.life"))
+def charged(life: Path) -> int:
+    return ledger.reservations(read_ledger(life / folder_name("this site")))
 
 
 @pytest.mark.nightly
-def test_studies_are_charged_for_life_until_one_does_not_fit(tmp_path: Path) -> None:
+def test_studies_are_charged_for_life_until_one_does_not_fit(tmp_path: Path, life: Path) -> None:
     path = write(tmp_path)
     first = simulate(path)
     assert first.exit_code == 0
     assert "of 3 spent for life" in first.output
-    assert charged(tmp_path) == 2
+    assert charged(life) == 2
     codes = [simulate(path).exit_code for _ in range(8)]
     assert codes[0] == 0
     assert codes[-1] == 5
     refused = simulate(path)
     assert "error: release" in refused.output
-    before = charged(tmp_path)
+    before = charged(life)
     assert simulate(path).exit_code == 5
-    assert charged(tmp_path) == before  # what was refused was not charged
+    assert charged(life) == before  # what was refused was not charged
 
 
-def test_a_cap_on_one_study_refuses_it_before_anything_is_charged(tmp_path: Path) -> None:
+def test_a_cap_on_one_study_refuses_it_before_anything_is_charged(
+    tmp_path: Path, life: Path
+) -> None:
     path = write(tmp_path, run=0.5)
     for done in (simulate(path), fedvi("check", path, "--policy", tmp_path / "policy.toml")):
         assert done.exit_code == 5
         assert "epsilon 0.99" in done.output or "epsilon 1" in done.output
         assert "expected at most 0.5" in done.output
-    assert not (tmp_path / "policy.life").exists()
+    assert not life.exists()
 
 
 def test_the_pooled_fit_is_beyond_any_policy(tmp_path: Path) -> None:
