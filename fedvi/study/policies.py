@@ -78,8 +78,8 @@ def check_without_policy(
     if assembly.request.simulated and not simulated_noise:
         seed = study.simulation.insecure_seed
         found["simulated_noise"] = (
-            f'mechanism = "{study.privacy.mechanism}" in [privacy]: its noise is drawn in floating point, '
-            "and guarantees nothing for the statistics of the records that would leave this site"
+            f'mechanism = "{study.privacy.mechanism}" in [privacy]: its noise, as of floating point, '
+            "guarantees nothing for the statistics of the records that would leave this site"
             if seed is None
             else f"insecure_seed = {seed} in [simulation]: whoever has the file can take the noise off, "
             f"so that {leaves}"

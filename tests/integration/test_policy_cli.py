@@ -1,5 +1,6 @@
 """Claims about policies at work: a site's own caps hold, whatever a study asks for."""
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -93,6 +94,25 @@ def test_a_cap_on_one_study_refuses_it_before_anything_is_charged(
         assert "epsilon 0.99" in done.output or "epsilon 1" in done.output
         assert "expected at most 0.5" in done.output
     assert not life.exists()
+
+
+def test_a_copied_policy_is_charged_to_the_same_cap(tmp_path: Path, life: Path) -> None:
+    """What an attack did: 1.095 of a cap of 1.2 was spent, and a copy of the policy began at 0."""
+    path, policy = write(tmp_path, life=1.2), tmp_path / "policy.toml"
+    policy.write_text(policy.read_text().replace("1e-4", "1e-5"))
+    first = simulate(path)
+    assert first.exit_code == 0, first.output
+    assert "1.095 of 1.2 spent for life" in first.output
+    assert f"ledgers for life: {life}\n" in first.output
+    for name in ("copy.toml", "elsewhere/policy.toml"):
+        copy = tmp_path / name
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(policy, copy)
+        again = fedvi("simulate", path, "--quiet", "--policy", f"north={copy}")
+        assert again.exit_code == 5
+        assert "error: release" in again.output
+    assert charged(life) == 2
+    assert not list(tmp_path.rglob("*.life"))
 
 
 def test_the_pooled_fit_is_beyond_any_policy(tmp_path: Path) -> None:
