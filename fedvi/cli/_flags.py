@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fedvi import plugins
-from fedvi.store.life import VARIABLE
 
 if TYPE_CHECKING:
     from fedvi.client.policy import Policy
@@ -109,10 +108,10 @@ def life_flags(function: Callable[..., Any]) -> Callable[..., Any]:
     place = click.option(
         "--life",
         type=FOLDER,
-        envvar=VARIABLE,
+        envvar="FEDVI_LIFE",
         help="Folder of the ledgers for life: what a site whose policy has a section [life] spent over all "
         "studies. Use one for all studies, and never restore it from a backup. "
-        f"[env: {VARIABLE}] [default: ~/.local/state/fedvi/life]",
+        "[env: FEDVI_LIFE] [default: ~/.local/state/fedvi/life]",
     )
     begin = click.option(
         "--begin-life",

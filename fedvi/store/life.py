@@ -22,12 +22,9 @@ from fedvi.privacy.runs import Extend
 from fedvi.store import files, shared
 from fedvi.store.sqlite import DATABASE, SqliteClientStore, read_ledger
 
-__all__ = ["VARIABLE", "LifeLedger", "folder_name", "place_of"]
+__all__ = ["LifeLedger", "folder_name", "place_of"]
 
-VARIABLE = "FEDVI_LIFE"
-"""Environment variable that names the place."""
-
-_HINT = f"name another place with --life FOLDER or {VARIABLE}"
+_HINT = "name another place with --life FOLDER or FEDVI_LIFE"
 _OLD_SUFFIX = ".life"
 
 
@@ -41,7 +38,7 @@ def place_of(given: Path | None = None) -> Path:
     Raises:
       ConfigError: none of these is set, and this account has no home folder.
     """
-    named = given or os.environ.get(VARIABLE)
+    named = given or os.environ.get("FEDVI_LIFE")
     if named:
         return Path(named).absolute()
     state = Path(os.environ.get("XDG_STATE_HOME", ""))

@@ -22,32 +22,21 @@ def file(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("mode", range(0o1000))
-def test_every_mode_of_a_file_of_this_user_s_is_judged_by_its_group_and_others(file, mode):
-    file.chmod(mode)
-    if not mode & 0o077:
-        permissions.check(file)
-        return
-    with pytest.raises(errors.IdentityError) as caught:
-        permissions.check(file)
-    said, kept = caught.value.message, mode & 0o700
-    assert f"{file} belongs to this user and has mode {mode:04o}" in said
-    assert said.endswith(f"expected {kept:04o}")
-    assert caught.value.hint == f"chmod go= {file}"
-
-
-@pytest.mark.parametrize("mode", range(0o1000))
-def test_of_somebody_else_s_file_the_group_may_read(file, mode, monkeypatch):
+@pytest.mark.parametrize(("whose", "forbidden", "who"), [(0, 0o077, "go"), (1, 0o007, "o")])
+def test_every_mode_is_judged_by_whom_it_lets_in(file, monkeypatch, whose, forbidden, who):
     owner = os.geteuid()
-    file.chmod(mode)
-    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
-    if not mode & 0o007:
-        permissions.check(file)
-        return
-    with pytest.raises(errors.IdentityError) as caught:
-        permissions.check(file)
-    assert f"belongs to uid {owner} and has mode {mode:04o}" in caught.value.message
-    assert caught.value.hint == f"chmod o= {file}"
+    monkeypatch.setattr(os, "geteuid", lambda: owner + whose)
+    for mode in range(0o1000):
+        file.chmod(mode)
+        if not mode & forbidden:
+            permissions.check(file)
+            continue
+        with pytest.raises(errors.IdentityError) as caught:
+            permissions.check(file)
+        said = f"belongs to {f'uid {owner}' if whose else 'this user'} and has mode {mode:04o}"
+        assert f"{file} {said}, so that others" in caught.value.message
+        assert caught.value.message.endswith(f"expected {mode & ~forbidden:04o}")
+        assert caught.value.hint == f"chmod {who}= {file}"
 
 
 def test_bits_that_let_nobody_in_do_not_count_and_a_link_is_followed(file, tmp_path):

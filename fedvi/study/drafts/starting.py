@@ -53,8 +53,9 @@ def coordinator_text(answers: Answers) -> str:
 #   docker compose -f compose.coordinator.yaml up -d
 #   docker compose -f compose.coordinator.yaml exec server fedvi status /state
 #
-# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001. The
-# state, ledgers included, is in the volume server-state: back it up with `fedvi backup`.
+# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001, key.pem
+# by nobody else: `chown 10001 tls/server/key.pem`. The state, ledgers included, is in the volume
+# server-state: back it up with `fedvi backup`.
 services:
   server:
     image: ${{FEDVI_IMAGE:-fedvi}}
