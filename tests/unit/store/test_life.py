@@ -68,7 +68,18 @@ def test_an_account_without_a_home_is_told_to_name_a_place(monkeypatch):
 
 
 def test_no_two_sites_share_a_folder_and_no_name_leaves_the_place():
-    sites = ["north", "North", "n\u00f6rth", "no\u0308rth", "n/rth", "../north", "..", " ", "n" * 300, "–"]
+    sites = [
+        "north",
+        "North",
+        "n\u00f6rth",
+        "no\u0308rth",
+        "n/rth",
+        "../north",
+        "..",
+        " ",
+        "n" * 300,
+        "–",
+    ]
     names = [folder_name(site) for site in sites]
     assert len({name.casefold() for name in names}) == len(sites)
     assert all(name.replace("-", "").isalnum() and name.isascii() for name in names)
