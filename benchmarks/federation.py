@@ -567,6 +567,7 @@ def show_start(folder: Path) -> None:
     records = str(example / "data" / f"processed.{name}.data")
     client = [fedvi, "client", study, "--as", name, "--data", records]
     client += ["--server", found["listen"], "--state", str(folder / name), *common]
+    client.append("--allow-unprotected")
     for label in ("client joined, first start", "client joined, again"):
         seconds, joined, _ = seconds_until("joined", client, folder)
         print(f"  {label:25} {seconds:6.2f} s")

@@ -48,6 +48,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # fedvi refuses states and keys that others can reach, and tests make folders for them.
+    os.umask(0o077)
     # On CI alone, so that no change is refused because somebody's machine is slow.
     limited = config.option.markexpr == FAST and "CI" in os.environ
     config.pluginmanager.register(Tiers(LIMIT if limited else None), "tiers")
@@ -82,6 +84,25 @@ def unchecked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
         return
     monkeypatch.setattr("fedvi.inference.svi_steps.Steps.checked", lambda *given: None)
     monkeypatch.setattr("fedvi.inference.rows_alike.check", lambda *given: None)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def away_from_home(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path, None, None]:
+    """Keeps ledgers for life out of the developer's home, also where fixtures of a module make them."""
+    folder = tmp_path_factory.getbasetemp() / "life"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDVI_LIFE", str(folder))
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def life(
+    away_from_home: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The folder of ledgers for life, another one for each test; made by whoever begins a ledger."""
+    folder = away_from_home.with_name(f"life-{abs(hash(request.node.nodeid)):x}")
+    monkeypatch.setenv("FEDVI_LIFE", str(folder))
+    return folder
 
 
 @pytest.fixture(scope="module", autouse=True)

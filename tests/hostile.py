@@ -179,11 +179,13 @@ Commands = list[list[Any]]
 def studies(folder: Path) -> tuple[Commands, list[tuple[str, Commands]]]:
     """Every command that reads a study file, on TOML and on JSON."""
 
+    allowed = ("--allow-unprotected", "--allow-simulated-noise")
+
     def commands(path: Path) -> Commands:
         return [
             ["check", path], ["privacy", path], ["plan", path], ["audit", path, "--seconds", "0.001"],
             ["simulate", path, "--quiet"], ["sweep", path, "--out", folder / "swept"],
-            ["client", path, "--as", "north", "--server", "127.0.0.1:9", "--insecure"],
+            ["client", path, "--as", "north", "--server", "127.0.0.1:9", "--insecure", *allowed],
             ["server", path, "--listen", "127.0.0.1:0", "--insecure", "--state", folder / "state"],
             ["export", path, "--to", folder / "out", "--tls", tls, "--state", folder / "run"],
             ["import", path, folder / "north.csv", "--tls", tls, "--state", folder / "run"],
@@ -340,6 +342,7 @@ def parcels(folder: Path) -> tuple[Commands, list[tuple[str, Commands]]]:
 
     def commands(file: Path) -> Commands:
         given = ["client", path, "--as", "north", "--data", folder / "north.csv", "--task", file]
+        given.append("--allow-unprotected")
         return [
             [*given, "--tls", tls / "north", "--state", folder / "states"],
             ["import", path, file, "--tls", tls / "server", "--state", folder / "run", *listed],

@@ -2,17 +2,21 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from fedvi import plugins
+
+if TYPE_CHECKING:
+    from fedvi.client.policy import Policy
 
 __all__ = [
     "FILE",
     "FOLDER",
     "allow_code_flag",
     "code_flags",
+    "life_flags",
     "log_format_flag",
     "narrow",
     "plot_flag",
@@ -41,8 +45,8 @@ run_state_flag: _Flag = click.option(
 )
 
 
-def narrow(policy: Path) -> None:
-    """Lets a policy decide which plug-ins this command may run: those that it lists, and no others.
+def narrow(policy: Path) -> "Policy":
+    """Reads a policy, and lets it decide which plug-ins this command may run: those that it lists.
 
     Raises:
       ConfigError: the file is no policy.
@@ -50,7 +54,9 @@ def narrow(policy: Path) -> None:
     # Imports JAX, which most commands that take a policy do not need without one.
     from fedvi.client.policy import load_policy
 
-    plugins.narrowed(load_policy(policy).code, str(policy))
+    found = load_policy(policy)
+    plugins.narrowed(found.code, str(policy))
+    return found
 
 
 def _allow(context: click.Context, option: click.Parameter, names: tuple[str, ...]) -> None:
@@ -95,6 +101,24 @@ def code_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         help="A site's own policy (TOML): only plug-ins that it lists are run.",
     )
     return allow_code_flag(policy(function))
+
+
+def life_flags(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds ``--life`` and ``--begin-life`` to a command that charges the ledger for life."""
+    place = click.option(
+        "--life",
+        type=FOLDER,
+        envvar="FEDVI_LIFE",
+        help="Folder of the ledgers for life: what a site whose policy has a section [life] spent over all "
+        "studies. Use one for all studies, and never restore it from a backup. "
+        "[env: FEDVI_LIFE] [default: ~/.local/state/fedvi/life]",
+    )
+    begin = click.option(
+        "--begin-life",
+        is_flag=True,
+        help="Begin a ledger for life, with nothing spent, though the folder has that of another site.",
+    )
+    return place(begin(function))
 
 
 def plot_flag(what: str) -> _Flag:

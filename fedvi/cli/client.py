@@ -14,7 +14,14 @@ import click
 from click.core import ParameterSource
 
 from fedvi import errors
-from fedvi.cli._flags import FILE, FOLDER, allow_code_flag, log_format_flag, policy_of_site
+from fedvi.cli._flags import (
+    FILE,
+    FOLDER,
+    allow_code_flag,
+    life_flags,
+    log_format_flag,
+    policy_of_site,
+)
 from fedvi.client import app
 from fedvi.client.file_link import FileLink, Written
 from fedvi.client.guard import Guard
@@ -90,9 +97,21 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
     help="Send in clear text to another machine. Everybody in between can read and change it.",
 )
 @policy_of_site(
-    "This site's own policy (TOML), which limits what it will answer. What it charges for life is "
-    "kept beside the file: of policy.toml, in the folder policy.life."
+    "This site's own policy (TOML), which limits what it will answer, and decides alone on all that "
+    "--allow-… would allow."
 )
+@click.option(
+    "--allow-unprotected",
+    is_flag=True,
+    help='Without --policy: answer a study of protection = "none": un-noised statistics leave.',
+)
+@click.option(
+    "--allow-simulated-noise",
+    is_flag=True,
+    help="Without --policy: answer a study whose noise guarantees nothing, from `insecure_seed` or drawn "
+    "in floating point.",
+)
+@life_flags
 @click.option(
     "--private-metrics",
     type=FOLDER,
@@ -119,6 +138,10 @@ def client(
     tls: Path | None,
     insecure: bool,
     policy: Path | None,
+    allow_unprotected: bool,
+    allow_simulated_noise: bool,
+    life: Path | None,
+    begin_life: bool,
     private_metrics: Path | None,
     log_format: str,
     give_up_after: float | None,
@@ -159,6 +182,12 @@ def client(
         connect = _by_network(server, result, tls, insecure, name, give_up_after, heard, report)
     else:
         connect = _by_file(task, result, tls, insecure, name, report)
+    if policy is not None and (allow_unprotected or allow_simulated_noise):
+        key = "unprotected" if allow_unprotected else "simulated_noise"
+        raise errors.ConfigError(
+            f"--allow-{key.replace('_', '-')} is given beside --policy, which decides alone",
+            f"leave it out, or write {key} = true under [allow] of {policy}",
+        )
     judged = site_policies.load({} if policy is None else {name: policy}, described)
     site_policies.check_code(judged, described)
     try:
@@ -166,12 +195,27 @@ def client(
             assembly = assemble(described)
             for line in (*assembly.warnings, *_unprotected(assembly)):
                 report("warning", line)
+            if policy is None:
+                site_policies.check_without_policy(
+                    assembly,
+                    study,
+                    unprotected=allow_unprotected,
+                    simulated_noise=allow_simulated_noise,
+                )
             # A task file that is not for this site is refused before anything is opened.
             link = connect(assembly, lambda: store.ledger, closing)
             guard = None
             if policy is not None:
-                lives = {name: policy.with_suffix(".life")}
-                guard = site_policies.guards(judged, lives, assembly, closing)[name]
+                guard = site_policies.guards(
+                    judged,
+                    {name: policy},
+                    assembly,
+                    life=life,
+                    begin_life=begin_life,
+                    tell=lambda line: report("warning", line),
+                )[name]
+                if guard.life_place is not None:
+                    report("lifetime", f"charges for life: {guard.life_place}")
             store = SqliteClientStore(folder, assembly.header(name))
             closing.callback(store.close)
             where = f"server {server}" if task is None else f"task file {task}"
@@ -533,11 +577,12 @@ def _account(
         relation=budget.accountant.relation,
     )
     life = None if guard is None else guard.lifetime_spend()
-    if life is not None:
+    if guard is not None and life is not None:
         report(
             "lifetime",
             f"ε {life.epsilon:.4g} of {life.cap:g} spent for life at δ {life.delta:g}: it holds whatever "
-            "studies follow, and so may be larger than the ε of the studies so far",
+            "studies follow, and so may be larger than the ε of the studies so far; "
+            f"`fedvi ledger show {guard.life_place}` prints the ledger",
             epsilon=life.epsilon,
             cap=life.cap,
         )

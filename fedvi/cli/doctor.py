@@ -14,7 +14,7 @@ from typing import Any
 import click
 import grpc
 
-from fedvi import errors
+from fedvi import errors, permissions
 from fedvi.cli._flags import FILE, FOLDER, code_flags
 from fedvi.federation.messages import Hello
 from fedvi.privacy import ledger as ledgers
@@ -158,7 +158,7 @@ def _way(
             return [*found, _IN_THE_OPEN]
         return [*found, *_calls(grpc.insecure_channel(server), "", state, digest)]
     found.append(probe.server_certificate(host, port, tls, at))
-    if found[-1].status == "fail":
+    if found[-1].status == "fail" or ("key", "fail") in [item[:2] for item in found]:
         return found
     if own is not None and own.role == "server":
         # A server's certificate opens no connection; what it needs more is its roster.
@@ -276,6 +276,11 @@ def _disk(folder: Path) -> list[Finding]:
     place = next(
         level for level in (folder.absolute(), *folder.absolute().parents) if level.exists()
     )
+    try:
+        if place == folder.absolute():
+            permissions.check(place, errors.LedgerError)
+    except errors.LedgerError as error:
+        return [_failed("state", error)]
     free = shutil.disk_usage(place).free
     size = f"{free / 2**30:.1f} GiB free for {folder}"
     if free < _TOO_LITTLE_BYTES:

@@ -10,13 +10,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
 from fedvi.cli import _results
-from fedvi.cli._flags import FILE, FOLDER, allow_code_flag, narrow
+from fedvi.cli._flags import FILE, FOLDER, allow_code_flag, life_flags, narrow
 from fedvi.report import tables
 from fedvi.results import baselines as committee
 from fedvi.results import outcome, run_record
 from fedvi.results import verdict as verdicts
 from fedvi.run.simulate import Moment
 from fedvi.run.simulate import simulate as run
+from fedvi.store.life import place_of
 from fedvi.study import remarks
 from fedvi.study.build import PRIOR
 from fedvi.study.config import load_study
@@ -54,9 +55,9 @@ _POOLED = "pooled fit"
     "policies",
     multiple=True,
     metavar="CLIENT=FILE",
-    help="A client's own policy (TOML), which limits what it will answer. One for each client. What it "
-    "charges for life is kept beside the file: of north.toml, in the folder north.life.",
+    help="A client's own policy (TOML), which limits what it will answer. One for each client.",
 )
+@life_flags
 @click.option(
     "--private-metrics",
     type=FOLDER,
@@ -108,6 +109,8 @@ def simulate(
     out: Path | None,
     state: Path | None,
     policies: tuple[str, ...],
+    life: Path | None,
+    begin_life: bool,
     private_metrics: Path | None,
     cache: Path | None,
     pooled: bool,
@@ -139,11 +142,13 @@ def simulate(
             )
     if out is not None:
         outcome.check_target(out)
-    judged = _policies(policies)
+    judged, place = _policies(policies), None
     for path in judged.values():
         # One that is not there is told of with the client's name, before anything is built.
-        if path.is_file():
-            narrow(path)
+        if path.is_file() and narrow(path).life is not None:
+            place = place_of(life)
+    if place is not None:
+        click.echo(f"ledgers for life: {place}", err=True)
     description = load_study(study)
     rivals = committee.baselines(description, study.parent) if baselines else ()
     with _progress(quiet) as (on_moment, on_pooled):
@@ -155,6 +160,8 @@ def simulate(
             on_pooled=on_pooled,
             state=state,
             policies=judged,
+            life=life,
+            begin_life=begin_life,
             private_metrics=private_metrics,
             cache=cache,
             remove=_after("--remove", remove),

@@ -8,6 +8,7 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.delta_parts import noised_releases
 from fedvi.privacy.events import Event, compose, counts
 from fedvi.privacy.filter import fits
+from fedvi.privacy.runs import Extend
 from fedvi.privacy.statement import LifetimeSpend, lifetime_spend
 from fedvi.updates.base import Task
 
@@ -16,14 +17,21 @@ __all__ = ["Guard", "Keeper", "Lifetime"]
 
 @runtime_checkable
 class Keeper(Protocol):
-    """Stores the ledger for life; any client store fits."""
+    """Stores the ledger for life, such as ``LifeLedger``."""
+
+    @property
+    def place(self) -> str:
+        """Where it is stored."""
 
     @property
     def ledger(self) -> ledgers.Ledger:
-        """The ledger as last stored."""
+        """The ledger as last stored, by whatever process."""
 
-    def charge(self, ledger: ledgers.Ledger, release_id: str) -> None:
-        """Stores the ledger that charges a release; returns once it is durable."""
+    def extended(self, extend: Extend) -> ledgers.Ledger:
+        """Reads, extends and stores the ledger, as one transaction over all processes.
+
+        Returns once it is durable. If ``extend`` raises, the ledger is unchanged.
+        """
 
 
 class Lifetime:
@@ -35,7 +43,7 @@ class Lifetime:
 
     Args:
       policy: with a section [life].
-      keeper: holds a ledger opened with ``policy.lifetime_header``, in a folder of its own.
+      keeper: holds a ledger opened with ``policy.lifetime_header``.
 
     Raises:
       LedgerError: the ledger has another unit or relation, or belongs to a single study.
@@ -57,6 +65,11 @@ class Lifetime:
             )
 
     @property
+    def place(self) -> str:
+        """Where the ledger for life is kept."""
+        return self._keeper.place
+
+    @property
     def ledger(self) -> ledgers.Ledger:
         """The ledger for life, as last stored."""
         return self._keeper.ledger
@@ -75,13 +88,16 @@ class Lifetime:
           BudgetExceeded: the release does not fit into what is left for life; nothing was charged.
           UnsupportedEvent: the release has no Rényi price.
         """
-        before = self.ledger
-        attempt = 0
-        while ledgers.state(before, name := f"{release}!{attempt}") is not None:
-            attempt += 1
-        after = ledgers.spend(before, name, event, self._filter)
-        self._check_tables(after, name)
-        self._keeper.charge(after, name)
+
+        def charged(before: ledgers.Ledger) -> ledgers.Ledger:
+            attempt = 0
+            while ledgers.state(before, name := f"{release}!{attempt}") is not None:
+                attempt += 1
+            after = ledgers.spend(before, name, event, self._filter)
+            self._check_tables(after, name)
+            return after
+
+        self._keeper.extended(charged)
 
     def _check_tables(self, ledger: ledgers.Ledger, name: str) -> None:
         distance = noised_releases(ledgers.spent(ledger)) * ledger.header.table_distance
@@ -126,6 +142,11 @@ class Guard:
         self._allowed = counts(request.planned)
         self._study = study_digest
         self._lifetime = lifetime
+
+    @property
+    def life_place(self) -> str | None:
+        """Where the ledger for life is kept; None if the policy has no such cap."""
+        return None if self._lifetime is None else self._lifetime.place
 
     def lifetime_spend(self) -> LifetimeSpend | None:
         """Returns the spend over all studies; None if the policy has no such cap."""

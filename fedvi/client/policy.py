@@ -23,6 +23,7 @@ is built or a record is read, and `Guard.admit` before each release, against the
     units = ["record", "patient"]
     models = ["logistic", "linear"]
 
+    unprotected = false          # studies of protection = "none"; never beside [life]
     simulated_noise = false      # float or seeded noise, which guarantees nothing
     trusts_server = false        # whether a study of view "aggregate" is priced by its sums over sites
     roster = "…"                 # the only sites to mask answers with; masked studies are priced by sums
@@ -174,6 +175,10 @@ class _Allow(_Section):
     mechanisms: list[Annotated[str, _named("mechanisms")]] | None = None
     accountants: list[Annotated[str, _named("accountants")]] | None = None
     custom: list[_Custom] = pydantic.Field(default=[], description="Code from outside fedvi.")
+    unprotected: bool = pydantic.Field(
+        default=False,
+        description='Whether studies of protection = "none" are allowed, which send exact statistics.',
+    )
     simulated_noise: bool = pydantic.Field(
         default=False, description="Whether noise that guarantees nothing is allowed."
     )
@@ -377,8 +382,9 @@ class Policy(_Section):
 
     def _caps(self, request: Request) -> Iterable[str]:
         run = self.run
-        if any(isinstance(atom, Unprotected) for atom in counts(request.planned)):
-            yield "the study releases without protection"
+        unprotected = any(isinstance(atom, Unprotected) for atom in counts(request.planned))
+        if unprotected and not self.allow.unprotected:
+            yield "the study releases without protection, and allow.unprotected is not true"
             return
         if run.rounds is not None and request.rounds > run.rounds:
             yield f"{request.rounds} rounds, expected at most {run.rounds}"
@@ -391,7 +397,11 @@ class Policy(_Section):
         )
         if run.noise_multiplier is not None and noise < run.noise_multiplier:
             yield f"noise_multiplier {noise:g}, expected at least {run.noise_multiplier:g}"
-        yield from self._price(request)
+        # Exact statistics have no price, so that no cap for life could hold beside them.
+        if not unprotected:
+            yield from self._price(request)
+        elif self.life is not None:
+            yield "releases without protection cannot be charged to the lifetime"
         if self.life is not None and request.unit != self.life.unit:
             yield (
                 f"unit {request.unit!r} cannot be charged to the lifetime of unit "

@@ -141,6 +141,8 @@ def simulate(
     on_moment: Callable[[Moment], None] | None = None,
     state: Path | None = None,
     policies: Mapping[str, Path] | None = None,
+    life: Path | None = None,
+    begin_life: bool = False,
     private_metrics: Path | None = None,
     on_warning: Callable[[str], None] | None = None,
     remove: Mapping[str, int] | None = None,
@@ -166,12 +168,16 @@ def simulate(
       on_pooled: called before the pooled fit, if there is one; no moment follows.
       state: a new or empty folder for the clients' ledgers, ``state/CLIENT/ledger.sqlite``; None
         keeps them in memory, until the process ends.
-      policies: client → the file of its own policy (``fedvi.client.policy``). Its charges for life are
-        kept in a folder beside that file, named after it with the suffix ``.life``.
+      policies: client → the file of its own policy (``fedvi.client.policy``).
+      life: the folder of the ledgers for life, one for each ``site`` in a policy's [life]; None: that of
+        the environment variable FEDVI_LIFE, or ``$XDG_STATE_HOME/fedvi/life``, or
+        ``~/.local/state/fedvi/life``. It does not follow from the policies' files.
+      begin_life: begin a ledger for life, with nothing spent, though the folder has that of another site.
       private_metrics, remove, add: see ``run``.
       cache: a folder for prepared records on disk, whatever their number; None: in memory, or in the
         system's folder for temporary files if they would take much memory.
-      on_warning: called with each warning of `fedvi check`, before data are read; and for a client most of
+      on_warning: called with each warning of `fedvi check`, before data are read; if a ledger for life is
+        begun; and for a client most of
         whose records count as zero, or that has more records than the study declares. The latter is
         private: only for someone who may see all records. Left out, they are Python's warnings; None: no
         word is said.
@@ -194,25 +200,25 @@ def simulate(
     if on_warning is not None:
         for line in advice.doubts(assembly):
             on_warning(line)
-    with contextlib.ExitStack() as closing:
-        folders = {name: path.with_suffix(".life") for name, path in files.items()}
-        guards = site_policies.guards(judged, folders, assembly, closing)
-        admit = {name: guard.admit for name, guard in guards.items()}
-        disk = loading.Disk(cache, always=cache is not None)
-        sources = loading.load_shards(assembly, Path(base or "."), disk=disk, tell=on_warning)
-        result = run(
-            assembly,
-            sources,
-            pooled=pooled,
-            on_moment=on_moment,
-            state=state,
-            admit=admit,
-            private_metrics=private_metrics,
-            remove=remove,
-            add=add,
-            on_pooled=on_pooled,
-        )
-        spent = {name: guard.lifetime_spend() for name, guard in guards.items()}
+    guards = site_policies.guards(
+        judged, files, assembly, life=life, begin_life=begin_life, tell=on_warning
+    )
+    admit = {name: guard.admit for name, guard in guards.items()}
+    disk = loading.Disk(cache, always=cache is not None)
+    sources = loading.load_shards(assembly, Path(base or "."), disk=disk, tell=on_warning)
+    result = run(
+        assembly,
+        sources,
+        pooled=pooled,
+        on_moment=on_moment,
+        state=state,
+        admit=admit,
+        private_metrics=private_metrics,
+        remove=remove,
+        add=add,
+        on_pooled=on_pooled,
+    )
+    spent = {name: guard.lifetime_spend() for name, guard in guards.items()}
     sites = tuple(_with_lifetime(site, spent.get(site.name)) for site in result.sites)
     return dataclasses.replace(result, sites=sites)
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +10,11 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.advisories import advisory
 from fedvi.privacy.ledger import Header, Ledger
 from fedvi.privacy.runs import Extend
+from fedvi.store import shared
 from fedvi.store.sqlite import SqliteClientStore, read_ledger
 
 __all__ = ["LedgerFolder"]
 
-# A charge holds the lock for milliseconds, so a longer wait means that something else holds it.
-_PATIENCE_SECONDS = 20.0
-_PAUSE_SECONDS = 0.02
 # Enough characters of a digest to distinguish any two that were not forged to collide.
 _DIGEST_SHOWN = 16
 
@@ -85,9 +82,7 @@ class LedgerFolder:
           LedgerError: as ``opened``, or the disk is full.
         """
         with self._store(header) as store:
-            longer = extend(store.ledger)
-            store.charge(longer, longer.entries[-1].release_id)
-            return longer
+            return shared.extended(store, extend)
 
     @contextlib.contextmanager
     def _store(self, header: Header) -> Iterator[SqliteClientStore]:
@@ -96,24 +91,18 @@ class LedgerFolder:
             yield store
 
     def _locked(self, header: Header) -> SqliteClientStore:
-        end = time.monotonic() + _PATIENCE_SECONDS
-        while True:
-            try:
-                return SqliteClientStore(self._folder, header)
-            except errors.LedgerError as error:
-                if not isinstance(error.__cause__, BlockingIOError):
-                    earlier = self._check_plan(header)
-                    if earlier is None or earlier == header:
-                        raise
-                    header = earlier
-                    continue
-                if time.monotonic() > end:
-                    raise errors.LedgerError(
-                        f"{self.place} is in use: another process has held its lock for "
-                        f"{_PATIENCE_SECONDS:g} seconds",
-                        hint="a charge takes milliseconds: is it the folder of a client that runs?",
-                    ) from error
-            time.sleep(_PAUSE_SECONDS)
+        try:
+            return self._opened(header)
+        except errors.LedgerError as error:
+            if isinstance(error.__cause__, BlockingIOError):
+                raise
+            earlier = self._check_plan(header)
+            if earlier is None or earlier == header:
+                raise
+        return self._opened(earlier)
+
+    def _opened(self, header: Header) -> SqliteClientStore:
+        return shared.patiently(lambda: SqliteClientStore(self._folder, header), self.place)
 
     def _check_place(self) -> None:
         if not self._folder.parent.is_dir():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fedvi import errors
+from fedvi import errors, permissions
 from fedvi.privacy.ledger import Header
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "statements",
     "sync",
     "transaction",
+    "was_created",
     "without_sync",
 ]
 
@@ -40,13 +41,15 @@ def lock_folder(folder: Path, hint: str) -> int:
       hint: what to do if another process holds the lock.
 
     Raises:
-      LedgerError: another process holds it, or the folder cannot be made or locked.
+      LedgerError: another process holds it, which is the cause; or the folder cannot be made or locked; or
+        others than this user can reach it.
     """
     try:
         fresh = [level for level in (folder, *folder.parents) if not level.exists()]
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for level in fresh:
             sync(level.parent)
+        permissions.check(folder, errors.LedgerError)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise errors.LedgerError(f"{folder} cannot be used as a store: {error.strerror}") from error
@@ -72,13 +75,18 @@ def mark_created(lock: int) -> None:
         os.fsync(lock)
 
 
+def was_created(lock: int) -> bool:
+    """Whether the lock file records that a database exists, or existed."""
+    return bool(os.pread(lock, 1, 0))
+
+
 def check_fresh(path: Path, lock: int) -> None:
     """Checks that a database may be created, because this folder never had one.
 
     Raises:
       LedgerError: it had one.
     """
-    if os.pread(lock, 1, 0):
+    if was_created(lock):
         raise errors.LedgerError(
             f"{path} is missing or empty, though a ledger was started in this folder",
             hint="restore it: a fresh ledger would forget what was spent",

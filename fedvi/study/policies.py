@@ -1,17 +1,16 @@
 """Applies a site's policy to a study: before its code is imported, and before each release."""
 
-import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fedvi import errors
 from fedvi.client.guard import Guard, Lifetime
 from fedvi.client.policy import Policy, load_policy
-from fedvi.store.sqlite import SqliteClientStore, read_ledger
+from fedvi.store.life import LifeLedger, place_of
 from fedvi.study.build import Assembly
 from fedvi.study.config import Study
 
-__all__ = ["check_code", "guards", "load"]
+__all__ = ["check_code", "check_without_policy", "guards", "load"]
 
 # The largest distance of one noised sum of a later study from its exact law: 131,072 of our numbers. A
 # ledger for life records it once, and refuses larger ones.
@@ -58,36 +57,80 @@ def check_code(policies: Mapping[str, Policy], study: Study) -> None:
         policy.check_code(outside)
 
 
+def check_without_policy(
+    assembly: Assembly, file: Path, *, unprotected: bool = False, simulated_noise: bool = False
+) -> None:
+    """Refuses a study that guarantees nothing, where no policy of the site says whether that is meant.
+
+    Args:
+      assembly: the study, built.
+      file: of the study, for the error.
+      unprotected: whether the site allows exact statistics of its records to leave, by name.
+      simulated_noise: whether it allows noise from a known seed, or drawn in floating point.
+
+    Raises:
+      PolicyRefused: names each key of the study, what would leave the site, and how to allow it.
+    """
+    study, found = assembly.study, dict[str, str]()
+    leaves = "un-noised statistics of the records would leave this site"
+    if not (study.privacy.private or unprotected):
+        found["unprotected"] = f'protection = "none" in [privacy]: {leaves}'
+    if assembly.request.simulated and not simulated_noise:
+        seed = study.simulation.insecure_seed
+        found["simulated_noise"] = (
+            f'mechanism = "{study.privacy.mechanism}" in [privacy]: its noise, as of floating point, '
+            "guarantees nothing for the statistics of the records that would leave this site"
+            if seed is None
+            else f"insecure_seed = {seed} in [simulation]: whoever has the file can take the noise off, "
+            f"so that {leaves}"
+        )
+    if found:
+        flags = " ".join("--allow-" + key.replace("_", "-") for key in found)
+        raise errors.PolicyRefused(
+            f"{file} guarantees nothing, and no policy of this site allows it: "
+            + "; ".join(found.values()),
+            hint=f"if the records are made up or public, {flags} lets this study through once, and "
+            f"{', '.join(f'{key} = true' for key in found)} under [allow] of a --policy all like it",
+        )
+
+
 def guards(
     policies: Mapping[str, Policy],
-    folders: Mapping[str, Path],
+    files: Mapping[str, Path],
     assembly: Assembly,
-    closing: contextlib.ExitStack,
+    *,
+    life: Path | None = None,
+    begin_life: bool = False,
+    tell: Callable[[str], None] | None = None,
 ) -> dict[str, Guard]:
     """Returns each worker's check before it charges a release.
 
     Args:
       policies: client → its policy.
-      folders: client → the folder of its ledger for life, if its policy has a section [life].
+      files: client → the policy's file.
       assembly: the study, built.
-      closing: closes the ledgers for life.
+      life: the folder of the ledgers for life, see ``place_of``.
+      begin_life: whether a ledger for life may be begun in a folder that has another.
+      tell: takes a warning if a ledger for life is begun.
 
     Raises:
       PolicyRefused: a policy refuses the study; lists every reason.
+      ConfigError, LedgerError: a ledger for life cannot be opened, or may not be begun.
     """
+    # All checks come before a ledger for life is opened.
+    for policy in policies.values():
+        policy.check(assembly.request)
     made = {}
     for name, policy in policies.items():
-        # All checks come before a ledger for life is opened.
-        policy.check(assembly.request)
         lifetime = None
         if policy.life is not None:
-            folder = folders[name]
-            if (folder / "ledger.sqlite").exists():
-                distance = read_ledger(folder).header.table_distance
-            else:
-                distance = max(_TABLE_DISTANCE, assembly.table_distance)
-            keeper = SqliteClientStore(folder, policy.lifetime_header(distance))
-            closing.callback(keeper.close)
+            keeper = LifeLedger(
+                place_of(life),
+                policy.lifetime_header(max(_TABLE_DISTANCE, assembly.table_distance)),
+                policy=files[name],
+                begin=begin_life,
+                tell=tell or (lambda line: None),
+            )
             lifetime = Lifetime(policy, keeper)
         made[name] = Guard(policy, assembly.request, assembly.study.digest, lifetime)
     return made

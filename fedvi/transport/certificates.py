@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedvi import errors
+from fedvi import errors, permissions
 from fedvi.transport import files
 from fedvi.typing import PRIOR
 
@@ -215,9 +215,11 @@ def read_key(path: Path, hint: str = "") -> ec.EllipticCurvePrivateKey:
 
     Raises:
       ConfigError: the file cannot be read.
-      IdentityError: the file holds no key on P-256, or an encrypted one.
+      IdentityError: others than this user can read the file; or it holds no key on P-256, or an
+        encrypted one.
     """
     content = files.read(path, "the key", hint)
+    permissions.check(path)
     try:
         found = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from cryptography import x509
 from cryptography.x509.oid import NameOID
 
-from fedvi import errors
+from fedvi import errors, permissions
 from fedvi.transport import certificates, identity
 from fedvi.transport.certificates import Identity
 
@@ -134,6 +134,12 @@ def own_files(folder: Path, at: datetime.datetime) -> tuple[Identity | None, lis
     except errors.FedviError as error:
         return None, [_failed("certificate", error, _NOT_ALLOWED)]
     found = []
+    key = folder / identity.KEY
+    try:
+        if key.exists():
+            permissions.check(key)
+    except errors.IdentityError as error:
+        return own, [_failed("key", error, _NOT_ALLOWED), *_authority(folder, at)]
     try:
         identity.holding(folder, at=at)
         said = f"{own.name}, {own.role}, until {certificates.day(own.not_after)}"
@@ -143,16 +149,6 @@ def own_files(folder: Path, at: datetime.datetime) -> tuple[Identity | None, lis
         )
     except errors.FedviError as error:
         found.append(_failed("certificate", error, _NOT_ALLOWED))
-    with contextlib.suppress(OSError):
-        if (folder / identity.KEY).stat().st_mode & 0o077:
-            found.append(
-                Finding(
-                    "key",
-                    "warn",
-                    f"{folder / identity.KEY} can be read by others than its owner",
-                    f"chmod 600 {folder / identity.KEY}",
-                )
-            )
     found += _authority(folder, at)
     return own, found
 

@@ -89,6 +89,7 @@ class Places:
 
     def client_arguments(self, name: str, task: Path) -> list[str]:
         given = ["client", self.study, "--as", name, "--task", task, "--tls", self.folder / name]
+        given += ["--allow-unprotected", "--allow-simulated-noise"]
         return [str(item) for item in (*given, "--state", self.folder / "states" / name)]
 
     def client(self, name: str, task: Path, *options: object, expect: int = 0) -> Result:

@@ -19,6 +19,7 @@ from fedvi.privacy import ledger
 from fedvi.run import loading, site
 from fedvi.server.coordinator import Coordinator
 from fedvi.server.core.state import ServerState
+from fedvi.store.life import folder_name
 from fedvi.store.memory import MemoryClientStore, MemoryServerStore
 from fedvi.store.sqlite import read_ledger
 from fedvi.study import build
@@ -29,6 +30,7 @@ from tests.pki import DAY, NOW, authority_in, party
 from tests.servers import running
 from tests.studies import raw_study
 
+ALLOWED = ["--allow-unprotected", "--allow-simulated-noise"]
 PROMISE = {"epsilon": 4.0, "delta": 1e-5, "unit": "record", "relation": "substitute"}
 POLICY = """
 [run]
@@ -71,6 +73,8 @@ def client(study: Path, server: str, *arguments: object, data: str = "north.csv"
     if data:
         given += ["--data", study.parent / data]
     given += ["--state", study.parent / "state", *arguments]
+    # A policy decides alone.
+    given += [] if "--policy" in arguments else ALLOWED
     return CliRunner().invoke(main, [str(item) for item in given], catch_exceptions=False)
 
 
@@ -217,7 +221,9 @@ def test_a_policy_that_refuses_the_study_ends_with_code_5_before_a_connection(
     assert "waiting" not in result.stderr
 
 
-def test_what_a_policy_charges_for_life_stays_beside_it(tmp_path: Path) -> None:
+def test_what_a_policy_charges_for_life_is_kept_at_a_place_that_is_named(
+    tmp_path: Path, life: Path
+) -> None:
     study = write_study(tmp_path)
     policy = tmp_path / "policy.toml"
     policy.write_text(POLICY.format(run=4.5))
@@ -225,7 +231,13 @@ def test_what_a_policy_charges_for_life_stays_beside_it(tmp_path: Path) -> None:
         result = client(study, server.addresses.listen, "--policy", policy)
     assert result.exit_code == 0, result.output
     assert "of 10 spent for life" in result.stderr
-    assert ledger.reservations(read_ledger(tmp_path / "policy.life")) == 2
+    place = life / folder_name("this site")
+    assert ledger.reservations(read_ledger(place)) == 2
+    assert f"warning: begins a ledger for life of 'this site', with nothing spent, in {place}" in (
+        result.stderr
+    )
+    assert f"charges for life: {place}\n" in result.stderr
+    assert f"`fedvi ledger show {place}` prints the ledger" in result.stderr
 
 
 def test_records_are_read_after_their_price_was_charged_and_nobody_hears_what_was_wrong(
@@ -301,7 +313,7 @@ def test_a_server_whose_certificate_is_for_other_hosts_is_not_waited_for(
         # Without --give-up-after, as a site starts it.
         given = ["client", study, "--as", "north", "--data", tmp_path / "north.csv"]
         given += ["--server", server.addresses.listen, "--tls", party(root, "north")]
-        given += ["--state", tmp_path / "state"]
+        given += ["--state", tmp_path / "state", *ALLOWED]
         result = CliRunner().invoke(main, [str(item) for item in given])
     said = refusal(result, code=4)
     assert "is for localhost, fedvi.example.org, and 127.0.0.1 was dialled" in said

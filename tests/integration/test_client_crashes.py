@@ -127,6 +127,7 @@ def test_a_client_killed_anywhere_draws_no_noise_again_and_pays_once(tmp_path: P
                 *(sys.executable, "-c", CLIENT, point, draws, "client", study, "--as", "north"),
                 *("--data", tmp_path / "north.csv", "--state", tmp_path / "state"),
                 *("--server", server.addresses.listen, "--give-up-after", "20"),
+                "--allow-simulated-noise",
             ]
             process = subprocess.Popen(
                 command,

@@ -61,7 +61,13 @@ def test_a_dead_client_costs_one_deadline_and_rejoins(tmp_path: Path) -> None:
             [
                 *(sys.executable, "-c", "from fedvi.cli.main import main; main()", "client"),
                 *(str(study), "--as", "c7", "--data", str(tmp_path / "c7.csv")),
-                *("--state", str(tmp_path / "c7"), "--server", server.addresses.listen),
+                *(
+                    "--state",
+                    str(tmp_path / "c7"),
+                    "--server",
+                    server.addresses.listen,
+                    "--allow-unprotected",
+                ),
             ],
             stderr=log,
             env={**os.environ, "JAX_PLATFORMS": "cpu"},

@@ -360,12 +360,22 @@ def test_a_client_that_the_study_does_not_know_is_named(root, server, examples):
     assert "client 'west' is not in the study" in failed["study and protocol"]
 
 
-def test_a_key_that_others_may_read_and_an_end_that_is_near_are_warned_of(root, server):
-    north = party(root, "north", days=5)
+def test_a_key_or_a_state_that_others_may_read_fails(root, server, tmp_path):
+    north = party(root, "north")
     (north / "key.pem").chmod(0o644)
-    checks = found("--server", server, "--tls", north, code=0)
-    assert checks["key"][0] == "warn"
-    assert "can be read by others" in checks["key"][1]
+    failed = failures(found("--server", server, "--tls", north, code=4))
+    assert failed.keys() == {"key"}
+    assert "has mode 0644, so that others can read or change it, expected 0600" in failed["key"]
+    (north / "key.pem").chmod(0o600)
+    state = tmp_path / "state"
+    state.mkdir()
+    state.chmod(0o750)
+    failed = failures(found("--server", server, "--tls", north, "--state", state, code=5))
+    assert "has mode 0750" in failed["state"]
+
+
+def test_an_end_that_is_near_is_warned_of(root, server):
+    checks = found("--server", server, "--tls", party(root, "north", days=5), code=0)
     assert checks["certificate"][0] == "warn"
     assert "in less than 7 days" in checks["certificate"][1]
 

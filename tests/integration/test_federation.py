@@ -83,7 +83,16 @@ class Processes:
     def client(self, name: str) -> tuple[subprocess.Popen[bytes], Path]:
         """Starts a client; returns it and its log."""
         return self._start(
-            name, "client", "--as", name, "--state", self.folder / name, "--server", self.address
+            name,
+            "client",
+            "--as",
+            name,
+            "--state",
+            self.folder / name,
+            "--server",
+            self.address,
+            "--allow-unprotected",
+            "--allow-simulated-noise",
         )
 
     def line(self, process: subprocess.Popen[bytes], log: Path, kind: str) -> dict[str, Any]:

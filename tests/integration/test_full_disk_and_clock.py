@@ -140,6 +140,7 @@ def test_a_client_whose_disk_is_full_says_so_and_goes_on_where_it_was(tmp_path: 
                     *(sys.executable, "-c", CLIENT, method, str(own / "ledger.sqlite-wal")),
                     *("client", str(study), "--as", "south", "--state", str(own)),
                     *("--data", str(tmp_path / "south.csv"), "--server", listen),
+                    "--allow-simulated-noise",
                 ],
                 capture_output=True,
                 text=True,

@@ -140,6 +140,7 @@ class Client:
         command += [str(study), "--as", name, "--data", str(study.parent / f"{name}.csv")]
         command += ["--state", str(study.parent / "sites" / name), "--server", listen]
         command += ["--give-up-after", "60"]
+        command += ["--allow-unprotected", "--allow-simulated-noise"]
         environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environment)
 

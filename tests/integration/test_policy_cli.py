@@ -1,5 +1,7 @@
 """Claims about policies at work: a site's own caps hold, whatever a study asks for."""
 
+import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 from click.testing import Result
 
 from fedvi.privacy import ledger
+from fedvi.store.life import folder_name
 from fedvi.store.sqlite import read_ledger
 from tests.commands import invoked as fedvi
 from tests.plug_ins import declare
@@ -62,34 +65,57 @@ def simulate(path: Path) -> Result:
     return fedvi("simulate", path, "--quiet", "--policy", f"north={path.parent / 'policy.toml'}")
 
 
-def charged(folder: Path) -> int:
-    return ledger.reservations(read_ledger(folder / "policy.life"))
+def charged(life: Path) -> int:
+    return ledger.reservations(read_ledger(life / folder_name("this site")))
 
 
 @pytest.mark.nightly
-def test_studies_are_charged_for_life_until_one_does_not_fit(tmp_path: Path) -> None:
+def test_studies_are_charged_for_life_until_one_does_not_fit(tmp_path: Path, life: Path) -> None:
     path = write(tmp_path)
     first = simulate(path)
     assert first.exit_code == 0
     assert "of 3 spent for life" in first.output
-    assert charged(tmp_path) == 2
+    assert charged(life) == 2
     codes = [simulate(path).exit_code for _ in range(8)]
     assert codes[0] == 0
     assert codes[-1] == 5
     refused = simulate(path)
     assert "error: release" in refused.output
-    before = charged(tmp_path)
+    before = charged(life)
     assert simulate(path).exit_code == 5
-    assert charged(tmp_path) == before  # what was refused was not charged
+    assert charged(life) == before  # what was refused was not charged
 
 
-def test_a_cap_on_one_study_refuses_it_before_anything_is_charged(tmp_path: Path) -> None:
+def test_a_cap_on_one_study_refuses_it_before_anything_is_charged(
+    tmp_path: Path, life: Path
+) -> None:
     path = write(tmp_path, run=0.5)
     for done in (simulate(path), fedvi("check", path, "--policy", tmp_path / "policy.toml")):
         assert done.exit_code == 5
         assert "epsilon 0.99" in done.output or "epsilon 1" in done.output
         assert "expected at most 0.5" in done.output
-    assert not (tmp_path / "policy.life").exists()
+    assert not life.exists()
+
+
+def test_a_copied_policy_is_charged_to_the_same_cap(tmp_path: Path, life: Path) -> None:
+    """What an attack did: 1.095 of a cap of 1.2 was spent, and a copy of the policy began at 0."""
+    path, policy = write(tmp_path, life=1.2), tmp_path / "policy.toml"
+    policy.write_text(policy.read_text().replace("1e-4", "1e-5"))
+    first = simulate(path)
+    assert first.exit_code == 0, first.output
+    spent = re.search(r"ε ([\d.]+) of 1.2 spent for life", first.output)
+    assert spent, first.output
+    assert 1.0 < float(spent[1]) < 1.2
+    assert f"ledgers for life: {life}\n" in first.output
+    for name in ("copy.toml", "elsewhere/policy.toml"):
+        copy = tmp_path / name
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(policy, copy)
+        again = fedvi("simulate", path, "--quiet", "--policy", f"north={copy}")
+        assert again.exit_code == 5
+        assert "error: release" in again.output
+    assert charged(life) == 2
+    assert not list(tmp_path.rglob("*.life"))
 
 
 def test_the_pooled_fit_is_beyond_any_policy(tmp_path: Path) -> None:

@@ -119,7 +119,8 @@ def test_a_run_that_failed_keeps_secrets_until_it_is_stopped_for_good(tmp_path: 
 
     def client(name: str, server: Server, *more: object) -> subprocess.Popen[str]:
         where = ("--state", tmp_path / name, "--server", server.address)
-        return fedvi("client", study, "--as", name, *where, *more)
+        allowed = () if "--policy" in more else ("--allow-simulated-noise",)
+        return fedvi("client", study, "--as", name, *where, *allowed, *more)
 
     # South cannot read its records, and west never may answer: too few are left, and the run fails.
     with contextlib.closing(Server(study, state)) as server:

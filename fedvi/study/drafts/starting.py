@@ -29,8 +29,8 @@ delta = {toml(answers.delta)}
 rounds = {answers.rounds}                       # {rounds}
 # noise_multiplier = 1.0          # the smallest that is allowed
 
-# [life]                          # all studies of this site together; a cap that is kept on disk,
-# site = "this site"              # in a folder beside this file: one policy file for all studies
+# [life]                          # all studies of this site together, kept in ~/.local/state/fedvi/life
+# site = "this site"              # or --life FOLDER: the same name and cap in all policies of the site
 # epsilon = {toml(life)}
 # delta = {toml(answers.delta)}
 # unit = "{answers.unit}"
@@ -53,9 +53,9 @@ def coordinator_text(answers: Answers) -> str:
 #   docker compose -f compose.coordinator.yaml up -d
 #   docker compose -f compose.coordinator.yaml exec server fedvi status /state
 #
-# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001
-# (`sudo chown -R 10001:10001 tls/server`). The state, ledgers included, is in the volume server-state: back
-# it up with `fedvi backup`.
+# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001, key.pem
+# by nobody else (`sudo chown -R 10001:10001 tls/server`). The state, ledgers included, is in the volume
+# server-state: back it up with `fedvi backup`.
 services:
   server:
     image: ${{FEDVI_SERVER_IMAGE:-fedvi-server}}
@@ -90,23 +90,31 @@ def site_text(answers: Answers, server: str) -> str:
       server: HOST:PORT of the server.
     """
     name = answers.clients[0]
-    option = policy = policy_how = owned = ""
+    option = "\n              --allow-unprotected,"
+    policy = policy_how = environment = life = volume = once = owned = ""
     if answers.private:
         owned = " policy"
         option = "\n              --policy, /policy/policy.toml,"
-        policy = "\n      - ${FEDVI_POLICY:?a folder with policy.toml}:/policy"
+        policy = "\n      - ${FEDVI_POLICY:?a folder with policy.toml}:/policy:ro"
         policy_how = """
-# FEDVI_POLICY is a folder of the site's own with policy.toml, writable: what the site charges for life
-# is kept in it. Use the same folder for every study."""
+# FEDVI_POLICY is a folder of the site's own with policy.toml. What the site charges for life is in the
+# volume fedvi-life, which all studies of this machine share."""
+        once = "#   docker volume create fedvi-life     # once a machine, for all studies\n"
+        environment = "    environment: {FEDVI_LIFE: /life}\n"
+        life = "\n      - life:/life"
+        volume = """  # External, so that `down --volumes` of one study does not forget what all spent.
+  life: {name: fedvi-life, external: true}
+"""
     given = " FEDVI_POLICY=$PWD/policy" if answers.private else ""
     return f"""\
 # The client of one site of {answers.name}, beside its data. It dials out only: no port is open.
 #
-#   FEDVI_NAME={name} FEDVI_DATA=$PWD/{name}.csv{given} \\
+{once}#   FEDVI_NAME={name} FEDVI_DATA=$PWD/{name}.csv{given} \\
 #   docker compose -f compose.site.yaml up -d
 #
-# tls holds ca.pem, cert.pem and key.pem (README.md). What is mounted must be readable by uid 10001:
-# `sudo chown -R 10001:10001 tls{owned}`, and for the records `sudo install -o 10001 -m 0400` of a copy.
+# tls holds ca.pem, cert.pem and key.pem (README.md). What is mounted must be readable by uid 10001, and
+# key.pem by nobody else: `sudo chown -R 10001:10001 tls{owned}`, and for the records
+# `sudo install -o 10001 -m 0400` of a copy.
 # Records in another kind of file: FEDVI_FILE=records.parquet says its ending.{policy_how}
 # The ledger is in the volume state: never restore it from a backup, since a copy forgets what was spent.
 services:
@@ -115,21 +123,21 @@ services:
     command: [client, /study/study.toml, --as, "${{FEDVI_NAME:?the name of this site in the study}}",
               --data, "/data/${{FEDVI_FILE:-records.csv}}", --state, /state,
               --server, "${{FEDVI_SERVER:-{server}}}", --tls, /tls,{option} --log-format, json]
-    restart: on-failure
+{environment}    restart: on-failure
 {_HARDENED}    healthcheck:
       test: [CMD, fedvi, health, --client, /state]
       interval: 10s
       timeout: 5s
       start_period: 60s
     volumes:
-      - state:/state
+      - state:/state{life}
       - ${{FEDVI_TLS:-./tls}}:/tls:ro
       - ${{FEDVI_STUDY:-./study.toml}}:/study/study.toml:ro
       - ${{FEDVI_DATA:?the file of this site's records}}:/data/${{FEDVI_FILE:-records.csv}}:ro{policy}
 
 volumes:
   state:
-"""
+{volume}"""
 
 
 def steps_text(
@@ -146,6 +154,7 @@ def steps_text(
     host = server.rpartition(":")[0]
     first = answers.clients[0]
     policy = " --policy policy.toml" if answers.private else ""
+    allowed = policy or " --allow-unprotected"
     signs = "\n".join(
         f"coordinator$ fedvi ca sign {name}-request.pem --ca authority --name {name} --out {name}.pem"
         for name in answers.clients
@@ -234,7 +243,7 @@ Or `cp authority/roster.json tls/server/roster.json`, after each `fedvi ca` comm
 ```console
 {first}$ fedvi doctor study.toml --server {server} --tls tls
 {first}$ fedvi client study.toml --as {first} --data {first}.csv --server {server} \\
-    --tls tls{policy}
+    --tls tls{allowed}
 ```
 
 Or `docker compose -f compose.site.yaml up -d`, with the variables that the file names.

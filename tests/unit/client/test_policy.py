@@ -11,7 +11,6 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.events import NOTHING, Gaussian, PoissonSampled, Unprotected, repeat
 from fedvi.privacy.sums import Sums
-from fedvi.store.memory import MemoryClientStore
 from fedvi.updates.base import Task
 from tests.plug_ins import declare
 
@@ -201,9 +200,22 @@ def task(number):
     return Task(f"north/{number}", "north", number, 0, None, None, 1.0)
 
 
+class Kept:
+    """A ledger for life in memory."""
+
+    place = "memory"
+
+    def __init__(self, ledger):
+        self.ledger = ledger
+
+    def extended(self, extend):
+        self.ledger = extend(self.ledger)
+        return self.ledger
+
+
 def lifetime(site_policy, **header):
     opened = ledgers.open_ledger(site_policy.lifetime_header()._replace(**header))
-    return Lifetime(site_policy, MemoryClientStore(opened))
+    return Lifetime(site_policy, Kept(opened))
 
 
 def test_the_lifetime_outlasts_studies_and_refuses_what_exceeds_it():
@@ -232,11 +244,8 @@ def test_a_crash_between_both_ledgers_counts_too_often_never_too_seldom():
 
 
 def test_nothing_is_admitted_that_could_not_be_stored():
-    class Full:
-        def __init__(self, ledger):
-            self.ledger = ledger
-
-        def charge(self, ledger, release_id):
+    class Full(Kept):
+        def extended(self, extend):
             raise OSError("disk full")
 
     site = policy(life=LIFE)
@@ -260,6 +269,44 @@ def test_the_plan_that_was_checked_is_all_that_is_admitted_whatever_the_study_s_
         guard.admit(task(number), ROUND, repeat(ROUND, number))
     with pytest.raises(errors.PolicyRefused, match="goes beyond the plan"):
         guard.admit(task(10), ROUND, repeat(ROUND, 10))
+
+
+OPEN = REQUEST._replace(
+    planned=repeat(Unprotected("a factor"), 10),
+    sampler="",
+    mechanism="",
+    accountant="",
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "allow.unprotected is not true"),
+        ({"allow": {"unprotected": True}}, None),
+        # What else the policy says holds all the same.
+        ({"allow": {"unprotected": True}, "run": {"rounds": 9}}, "10 rounds, expected at most 9"),
+        (
+            {"allow": {"unprotected": True}, "run": {"noise_multiplier": 0.1}},
+            "expected at least 0.1",
+        ),
+        ({"allow": {"unprotected": True, "models": []}}, "model 'logistic' is not allowed"),
+        ({"allow": {"unprotected": True}, "life": LIFE}, "cannot be charged to the lifetime"),
+    ],
+)
+def test_an_open_study_is_allowed_by_name_alone_and_never_beside_a_cap_for_life(given, words):
+    if words is None:
+        policy(**given).check(OPEN)
+        return
+    with pytest.raises(errors.PolicyRefused, match=words):
+        policy(**given).check(OPEN)
+
+
+@pytest.mark.parametrize("allow", ["unprotected", "simulated_noise"])
+def test_one_permission_is_not_the_other(allow):
+    asked = {"unprotected": REQUEST._replace(simulated=True), "simulated_noise": OPEN}
+    with pytest.raises(errors.PolicyRefused):
+        policy(allow={allow: True}).check(asked[allow])
 
 
 def test_noise_that_guarantees_nothing_is_refused_unless_it_is_allowed():

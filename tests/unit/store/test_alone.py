@@ -15,7 +15,7 @@ import fedvi
 from fedvi import errors
 from fedvi.privacy import accountants, events, ledger
 from fedvi.privacy.runs import Runs
-from fedvi.store import alone, sqlite
+from fedvi.store import shared, sqlite
 from fedvi.store.alone import LedgerFolder
 from fedvi.store.sqlite import DATABASE, SqliteClientStore, read_ledger
 
@@ -158,7 +158,7 @@ def test_threads_at_once_get_runs_of_their_own(tmp_path):
 
 
 def test_a_folder_that_somebody_holds_is_waited_for_and_then_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(alone, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(shared, "_PATIENCE_SECONDS", 0.1)
     mine = runs(tmp_path / "spent")
     with (
         contextlib.closing(SqliteClientStore(tmp_path / "spent", header())),
