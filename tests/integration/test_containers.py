@@ -317,6 +317,7 @@ class Site:
         self.settings = {
             **images.settings(),
             "COMPOSE_PROJECT_NAME": self.name,
+            "FEDVI_LIFE_VOLUME": f"{self.name}-life",
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         }
 
@@ -330,6 +331,7 @@ class Site:
             "docker/", f"{ROOT}/docker/"
         )
         said = said.replace("fedvi.example.org:7443", "server:7443")
+        said = said.replace("volume create fedvi-life", f"volume create {self.name}-life")
         done = subprocess.run(
             ["bash", "-ec", f'sudo() {{ "$@"; }}; {said}'],
             cwd=self.at[who], env=self.settings, capture_output=True, text=True, timeout=600.0, check=False,
@@ -358,6 +360,7 @@ def site(images, tmp_path) -> Iterator[Site]:
     }
     made.settings.update(given)
     made.run("north", f"docker compose {files} down --volumes --timeout 5", check=False)
+    run("docker", "volume", "rm", f"{made.name}-life", check=False)
 
 
 def test_a_site_takes_part_with_files_that_were_made_as_the_guide_says(site):
@@ -368,7 +371,8 @@ def test_a_site_takes_part_with_files_that_were_made_as_the_guide_says(site):
         (place / "study.toml").chmod(0o600)
     shutil.copy(example / "data" / "processed.cleveland.data", north / "cleveland.csv")
     (north / "cleveland.csv").chmod(0o600)
-    (north / "policy.toml").write_text("[run]\nepsilon = 4.0\ndelta = 1e-5\n")
+    life = '[life]\nepsilon = 9.0\ndelta = 1e-5\nrelation = "substitute"\n'
+    (north / "policy.toml").write_text(f"[run]\nepsilon = 4.0\ndelta = 1e-5\n{life}")
     (north / "policy.toml").chmod(0o600)
 
     # The coordinator's own files, by the same commands.
@@ -429,6 +433,10 @@ def test_a_site_takes_part_with_files_that_were_made_as_the_guide_says(site):
     except pytest.fail.Exception as failure:
         pytest.fail(f"{failure}\n{run('docker', 'logs', client)}")
     assert not run("docker", "logs", client).count("Permission denied")
+    # What it spent for life outlives the study's own volumes.
+    shown = run("docker", "run", "--rm", "-v", f"{site.name}-life:/life", "--entrypoint", "ls",
+                site.images.full, "/life")  # fmt: skip
+    assert shown.strip()
 
 
 def ledger(folder: Path) -> list[dict]:

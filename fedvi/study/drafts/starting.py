@@ -103,7 +103,7 @@ def site_text(answers: Answers, server: str) -> str:
         environment = "    environment: {FEDVI_LIFE: /life}\n"
         life = "\n      - life:/life"
         volume = """  # External, so that `down --volumes` of one study does not forget what all spent.
-  life: {name: fedvi-life, external: true}
+  life: {name: "${FEDVI_LIFE_VOLUME:-fedvi-life}", external: true}
 """
     given = " FEDVI_POLICY=$PWD/policy" if answers.private else ""
     return f"""\
