@@ -208,7 +208,7 @@ def test_server_and_clients_over_grpc_get_what_a_simulation_gets(here):
         address = listens(server)
         for name in ("north", "south"):
             command = [*FEDVI, "client", str(path), "--as", name, "--server", address]
-            command += ["--state", str(here / name), "--allow-unprotected"]
+            command += ["--state", str(here / name), "--allow-simulated-noise"]
             clients.append(subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL))
         assert [client.wait(120) for client in clients] == [0, 0]
         assert server.wait(60) == 0
