@@ -179,7 +179,65 @@ ATTACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             f"{_SERVER}/test_durable.py::test_commits_reach_the_disk",
             "tests/unit/store/test_sqlite.py::test_commits_reach_the_disk_and_deletions_overwrite",
         ),
+        # A site's own door, and keys.
+        "a study that guarantees nothing, at a site without a policy": (
+            "tests/unit/study/test_without_policy.py::"
+            "test_every_study_without_a_guarantee_needs_the_flag_of_its_name_and_no_other",
+            "tests/integration/test_site_door.py::"
+            "test_without_a_policy_a_study_that_guarantees_nothing_is_answered_only_by_a_flag",
+        ),
+        "a policy that is copied, renamed or moved, to spend for life again": (
+            "tests/integration/test_site_door.py::"
+            "test_a_policy_that_is_copied_renamed_or_moved_goes_on_with_what_was_spent",
+            "tests/unit/store/test_life.py::test_a_site_that_was_renamed_does_not_start_from_0",
+        ),
+        "two processes that spend the last of the cap for life": (
+            "tests/unit/store/test_life.py::"
+            "test_two_that_hold_the_ledger_never_both_get_the_last_of_it",
+            "tests/unit/store/test_life.py::"
+            "test_processes_at_once_spend_what_one_would_and_no_more",
+        ),
+        "a key or a state that others can read": (
+            "tests/unit/test_permissions.py::test_no_key_is_used_that_others_can_read",
+            "tests/unit/test_permissions.py::"
+            "test_no_store_is_opened_in_a_folder_that_others_can_reach",
+            "tests/integration/test_site_door.py::"
+            "test_a_key_or_a_state_that_others_can_read_is_refused",
+        ),
+        "an authority whose fingerprint nobody compared": (
+            "tests/integration/test_identity_cli.py::"
+            "test_an_authority_is_not_trusted_before_its_fingerprint_was_compared",
+        ),
+        "a server that has no ledger of a site that has paid": (
+            "tests/integration/test_doctor.py::test_the_ledger_is_compared_with_the_servers",
+        ),
+        # The supply chain.
+        "another base image, or another wheel, under the same name": (
+            "tests/unit/test_supply_chain.py::test_every_image_is_built_on_a_digest",
+            "tests/unit/test_supply_chain.py::test_each_entry_of_a_lock_has_one_version_and_hashes",
+            "tests/unit/test_supply_chain.py::"
+            "test_the_images_install_nothing_without_a_hash_but_the_project",
+        ),
+        "a server's image with more in it than a server needs, or than it lists": (
+            "tests/integration/test_containers.py::"
+            "test_the_server_s_image_has_only_what_a_server_imports_and_says_so",
+            "tests/integration/test_containers.py::"
+            "test_an_image_lists_exactly_what_is_installed_in_it",
+        ),
+        "metrics that the whole cluster can read": (
+            "tests/unit/test_supply_chain.py::test_metrics_in_kubernetes_are_for_the_pod_alone",
+        ),
         # What people read.
+        "a server's words in the place of the client's own": (
+            "tests/integration/test_hostile_words.py::test_a_refusal_a_wait_and_an_end_are_quoted",
+            "tests/integration/test_hostile_words.py::test_every_refusal_is_quoted",
+            "tests/integration/test_hostile_words.py::"
+            "test_every_text_of_every_reply_is_quoted_or_not_shown",
+        ),
+        "a formula in a cell of a CSV": (
+            "tests/unit/report/test_spreadsheets.py::test_a_formula_is_written_as_a_text",
+            "tests/integration/test_hostile_cells.py::test_no_command_writes_a_formula_into_a_csv",
+        ),
         "cross-site scripting in the report": (
             "tests/unit/report/test_page.py::test_no_text_of_a_study_becomes_an_element",
         ),
