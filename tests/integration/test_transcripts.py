@@ -269,7 +269,7 @@ def test_a_run_that_a_site_joined_is_recomputed(
         (
             "UPDATE meta SET value = (SELECT value FROM meta WHERE name = 'certificate/board') "
             "WHERE name = 'certificate/board/1'",
-            "of the epoch 0, expected 1",
+            "not of the epoch 1",
         ),
         (
             "UPDATE meta SET name = 'certificate/board/01' WHERE name = 'certificate/board/1'",

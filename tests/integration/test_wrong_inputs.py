@@ -737,15 +737,18 @@ TABLE = [
         command="simulate {study} --quiet",
         changes=OPEN,
         files={"north.csv": b"died,age,stage\n1,50,l\xf6w\n0,20,high\n1,77,l\xf6w\n"},
-        said="{d}/north.csv: not a text file in UTF-8",
-        hint="save it again in that encoding",
+        said="north: record 1: column `stage` holds 'löw', which is no declared level",
+        hint=(
+            "did you mean `low`? known: `high`, `low`; declare it with `codes` or `missing_values` of "
+            '[data.schema.stage], or set `outside` = "drop"'
+        ),
     ),
     Wrong(
         "utf-16",
         command="simulate {study} --quiet",
         files={"north.csv": RECORDS.encode("utf-16")},
-        said="{d}/north.csv: the first line cannot be read, expected the names of the columns",
-        hint="save the file as CSV in UTF-8, with every name on the first line",
+        said="{d}/north.csv: a text in UTF-16",
+        hint="save it again as CSV in UTF-8",
     ),
     Wrong(
         "no header",
@@ -835,7 +838,7 @@ TABLE = [
     Wrong(
         "unknown option",
         command="simulate {study} --quite",
-        said="No such option '--quite'. (Did you mean one of: '--out', '--quiet'?)",
+        said="No such option '--quite'. (Did you mean one of: '--life', '--out', '--quiet'?)",
     ),
     Wrong(
         "no argument",

@@ -636,7 +636,7 @@ def test_a_site_with_more_records_than_declared_is_told_which_are_used(tmp_path:
     path.write_text(PATIENTS)
     for most in (1, 2):
         loading.load_shard(assembled(private_for(most)), "north", path, tell=said.append)
-    (line,) = said
+    (line,) = (line for line in said if "counts as zero" not in line)
     # It may end in a log: how many there are is not in it.
     assert line.startswith("north: more records than data.max_records, 1: only the first of them")
     assert "2" not in line
