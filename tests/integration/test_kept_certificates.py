@@ -219,7 +219,7 @@ def _keys_of_its_own(board: list[str]) -> None:
     ("change", "why"),
     [
         (_none_left, "there are 0, expected 4"),
-        (_signed_for_another, "the keys shown as those of 'north' are of the client 'east'"),
+        (_signed_for_another, "the keys shown as those of 'north' are not of the client 'north'"),
         (_keys_of_its_own, "the signature of 'east' is not of this file"),
     ],
 )
