@@ -120,7 +120,7 @@ def test_a_clipped_cell_is_told_and_an_id_is_no_formula(runs: Path, tmp_path: Pa
     options = ["--out", tmp_path / "p.csv", "--id", "who"]
     said = fedvi("predict", runs / "heart-disease", new, *options).output
     rows = read(tmp_path / "p.csv")
-    assert [row["who"] for row in rows] == ["'=1+1", "'+x", "'-2", "'@a", "ann", "a=1"]
+    assert [row["who"] for row in rows] == ["'=1+1", "'+x", "-2", "'@a", "ann", "a=1"]
     assert "1 have cells outside the schema's bounds" in said
     (note,) = filter(None, (row["note"] for row in rows))
     assert "`age` holds 400, clipped to" in note
