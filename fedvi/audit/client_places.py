@@ -43,7 +43,7 @@ class Clerk:
     Args:
       tasks: in this order.
       lost: how many of the first replies to Submit are lost.
-      book: its own ledger of the client; None: it keeps none.
+      book: its own ledger of the client; None: it has none, and repeats the client's anchor.
     """
 
     def __init__(self, tasks: Sequence[Task], lost: int = 0, book: Ledger | None = None) -> None:
@@ -55,7 +55,7 @@ class Clerk:
         match request:
             case messages.Hello():
                 if self._book is None:
-                    return messages.Welcome(0)
+                    return messages.Welcome(0, request.anchor)
                 if request.anchor is not None:
                     # The server's half of the check at Hello; the client does the other half.
                     check_counterpart(self._book, request.anchor, "server")
