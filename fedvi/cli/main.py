@@ -23,7 +23,9 @@ __all__ = ["main"]
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 # XLA warns of each kept program, in lines of 2,000 characters, that its processor's "prefer-no-gather" is
 # unknown here: a setting of the compiler, which no processor has. What goes wrong is raised all the same.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# JAX itself sets 1, which a process that it starts inherits.
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 # Before NumPy is imported. On cores that other work is using, threads of OpenBLAS take 25 ms for an inverse
 # of 100 columns, which takes one thread 0.3 ms; and last bits would depend on the number of cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

@@ -302,7 +302,7 @@ def test_what_a_site_gives_wrongly_is_refused_with_its_own_code(tmp_path: Path) 
     places.export()
     task = places.out / "c0-0.task"
     wrong = places.client("c1", task, expect=1).stderr
-    assert "for client 'c0', expected 'c1'" in wrong
+    assert "for another client, expected 'c1'; the server says: \"c0\"" in wrong
     assert (
         "is of 'c1', expected 'c0'"
         in places.client("c0", task, "--tls", tmp_path / "c1", expect=4).stderr
