@@ -1,6 +1,7 @@
 """Refuses keys and states that other users of this machine can reach, by the rule that ssh has for keys."""
 
 import os
+import shlex
 import stat
 from pathlib import Path
 
@@ -30,9 +31,13 @@ def check(path: Path, refusal: type[errors.FedviError] = errors.IdentityError) -
         return
     whose = "this user" if is_own else f"uid {found.st_uid}"
     who = "o" if not is_own else "go"
-    inside = "; or name a folder inside it, which is made with that mode"
+    hint = f"chmod {who}= {shlex.quote(str(path))}"
+    inside = "name a folder inside it, which is made with that mode"
+    if stat.S_ISDIR(found.st_mode):
+        # A folder for everybody's files, such as /tmp, stays as it is.
+        hint = inside if mode & stat.S_ISVTX else f"{hint}; or {inside}"
     raise refusal(
         f"{path} belongs to {whose} and has mode {mode:04o}, so that others can read or change it, "
         f"expected {mode & ~forbidden:04o}",
-        f"chmod {who}= {path}" + (inside if stat.S_ISDIR(found.st_mode) else ""),
+        hint,
     )

@@ -23,6 +23,26 @@ ATTACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "tests/integration/test_no_file_runs_code.py::"
             "test_no_mutated_file_starts_a_process_opens_a_socket_or_imports_a_module",
         ),
+        # A site's own door.
+        "a study without a guarantee, and no policy at the site": (
+            "tests/unit/study/test_without_policy.py::"
+            "test_every_study_without_a_guarantee_needs_the_flag_of_its_name_and_no_other",
+            "tests/integration/test_site_door.py::"
+            "test_without_a_policy_a_study_that_guarantees_nothing_is_answered_only_by_a_flag",
+        ),
+        "an open study whose solver adds noise of a known seed, under a policy that prices it": (
+            "tests/unit/study/test_without_policy.py::"
+            "test_a_policy_takes_no_open_study_for_a_private_one_because_its_solver_adds_noise",
+        ),
+        "a second ledger for life: a copied policy, another spelling of the name, a crash": (
+            "tests/integration/test_site_door.py::"
+            "test_a_policy_that_is_copied_renamed_or_moved_goes_on_with_what_was_spent",
+            "tests/unit/store/test_life.py::test_another_spelling_of_a_site_is_no_other_site",
+            "tests/unit/store/test_life.py::"
+            "test_an_empty_database_in_the_place_of_one_that_was_stored_is_refused",
+            "tests/unit/store/test_life.py::"
+            "test_a_ledger_beside_the_policy_that_cannot_be_read_is_not_taken_for_another_site_s",
+        ),
         # Strangers' connections.
         "millions of empty fields in a header": (
             f"{_WIRE}/test_bounded.py::test_refusing_a_message_of_many_fields_makes_none_of_them",

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from fedvi import plugins
+from fedvi import errors, plugins
 
 if TYPE_CHECKING:
     from fedvi.client.policy import Policy
@@ -15,6 +16,7 @@ __all__ = [
     "FILE",
     "FOLDER",
     "allow_code_flag",
+    "check_life_charged",
     "code_flags",
     "life_flags",
     "log_format_flag",
@@ -119,6 +121,25 @@ def life_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         help="Begin a ledger for life, with nothing spent, though the folder has that of another site.",
     )
     return place(begin(function))
+
+
+def check_life_charged(has_cap: bool) -> None:
+    """Refuses ``--life`` and ``--begin-life`` on a command line whose policies charge nothing for life.
+
+    Args:
+      has_cap: whether a policy has a section [life]. FEDVI_LIFE is for all studies, and may be set without.
+
+    Raises:
+      ConfigError: names the flag.
+    """
+    context = click.get_current_context()
+    for name in ("life", "begin_life"):
+        if not has_cap and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise errors.ConfigError(
+                f"--{name.replace('_', '-')} is given, and no policy has a section [life]: nothing would "
+                "be charged for life",
+                "write [life] in the file that --policy names, or leave the flag out",
+            )
 
 
 def plot_flag(what: str) -> _Flag:

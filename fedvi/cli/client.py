@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import shlex
 import sys
 import time
 import traceback
@@ -18,6 +19,7 @@ from fedvi.cli._flags import (
     FILE,
     FOLDER,
     allow_code_flag,
+    check_life_charged,
     life_flags,
     log_format_flag,
     policy_of_site,
@@ -190,6 +192,7 @@ def client(
         )
     judged = site_policies.load({} if policy is None else {name: policy}, described)
     site_policies.check_code(judged, described)
+    check_life_charged(any(found.life is not None for found in judged.values()))
     try:
         with app.stop_on_signals(), contextlib.ExitStack() as closing:
             assembly = assemble(described)
@@ -582,7 +585,7 @@ def _account(
             "lifetime",
             f"ε {life.epsilon:.4g} of {life.cap:g} spent for life at δ {life.delta:g}: it holds whatever "
             "studies follow, and so may be larger than the ε of the studies so far; "
-            f"`fedvi ledger show {guard.life_place}` prints the ledger",
+            f"`fedvi ledger show {shlex.quote(guard.life_place or '')}` prints the ledger",
             epsilon=life.epsilon,
             cap=life.cap,
         )

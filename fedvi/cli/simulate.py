@@ -10,7 +10,14 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fedvi import errors
 from fedvi.cli import _results
-from fedvi.cli._flags import FILE, FOLDER, allow_code_flag, life_flags, narrow
+from fedvi.cli._flags import (
+    FILE,
+    FOLDER,
+    allow_code_flag,
+    check_life_charged,
+    life_flags,
+    narrow,
+)
 from fedvi.report import tables
 from fedvi.results import baselines as committee
 from fedvi.results import outcome, run_record
@@ -147,6 +154,8 @@ def simulate(
         # One that is not there is told of with the client's name, before anything is built.
         if path.is_file() and narrow(path).life is not None:
             place = place_of(life)
+    if all(path.is_file() for path in judged.values()):
+        check_life_charged(place is not None)
     if place is not None:
         click.echo(f"ledgers for life: {place}", err=True)
     description = load_study(study)

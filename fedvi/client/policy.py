@@ -68,6 +68,7 @@ class Request(NamedTuple):
       secure: whether answers are masked, so that the server sees only sums.
       table_distance: distance of one release's noise from its exact distribution.
       simulated: whether noise is drawn in floating point or from a known seed, which guarantees nothing.
+      unprotected: whether the study has protection = "none"; its noise, if any, follows from its seed.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Request(NamedTuple):
     planned: Event
     table_distance: float = 0.0
     simulated: bool = False
+    unprotected: bool = False
     family: str = "full_gaussian"
     schedule: str = "synchronous"
     sums: Sums | None = None
@@ -382,7 +384,9 @@ class Policy(_Section):
 
     def _caps(self, request: Request) -> Iterable[str]:
         run = self.run
-        unprotected = any(isinstance(atom, Unprotected) for atom in counts(request.planned))
+        unprotected = request.unprotected or any(
+            isinstance(atom, Unprotected) for atom in counts(request.planned)
+        )
         if unprotected and not self.allow.unprotected:
             yield "the study releases without protection, and allow.unprotected is not true"
             return
@@ -392,9 +396,8 @@ class Policy(_Section):
         if run.steps is not None and steps > run.steps:
             yield f"{steps} noised sums, expected at most {run.steps}"
         sums = self._sums_of(request)
-        noise = smallest_noise(
-            request.planned if sums is None else in_sum(request.planned, sums.honest)
-        )
+        priced = request.planned if sums is None else in_sum(request.planned, sums.honest)
+        noise = 0.0 if unprotected else smallest_noise(priced)
         if run.noise_multiplier is not None and noise < run.noise_multiplier:
             yield f"noise_multiplier {noise:g}, expected at least {run.noise_multiplier:g}"
         # Exact statistics have no price, so that no cap for life could hold beside them.

@@ -9,9 +9,11 @@ ledger as before.
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shlex
+import unicodedata
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from fedvi.privacy import ledger as ledgers
 from fedvi.privacy.ledger import Header, Ledger
 from fedvi.privacy.runs import Extend
 from fedvi.store import files, shared
-from fedvi.store.sqlite import DATABASE, SqliteClientStore, read_ledger
+from fedvi.store.sqlite import DATABASE, SqliteClientStore, is_unbegun, read_ledger
 
 __all__ = ["LifeLedger", "folder_name", "place_of"]
 
@@ -36,19 +38,26 @@ def place_of(given: Path | None = None) -> Path:
         ``~/.local/state/fedvi/life``.
 
     Raises:
-      ConfigError: none of these is set, and this account has no home folder.
+      ConfigError: it is relative; or none of these is set, and this account has no home folder.
     """
-    named = given or os.environ.get("FEDVI_LIFE")
-    if named:
-        return Path(named).absolute()
-    state = Path(os.environ.get("XDG_STATE_HOME", ""))
-    try:
-        # The XDG specification ignores a relative path.
-        base = state if state.is_absolute() else Path.home() / ".local" / "state"
-    except RuntimeError:
+    if named := given or os.environ.get("FEDVI_LIFE"):
+        if not Path(named).is_absolute():
+            whole = Path(os.path.expanduser(named)).absolute()
+            raise errors.ConfigError(
+                f"the folder of the ledgers for life is {str(named)!r}, expected an absolute path: from "
+                "another folder it would name a fresh ledger, with nothing spent",
+                f"write it in full, such as --life {shlex.quote(str(whole))}",
+            )
+        return Path(named)
+    base = Path(os.environ.get("XDG_STATE_HOME", ""))
+    # The XDG specification ignores a relative path.
+    if not base.is_absolute():
+        with contextlib.suppress(RuntimeError):
+            base = Path.home() / ".local" / "state"
+    if not base.is_absolute():
         raise errors.ConfigError(
             "this account has no home folder, where the ledger for life would be kept", _HINT
-        ) from None
+        )
     return base / "fedvi" / "life"
 
 
@@ -97,7 +106,7 @@ class LifeLedger:
         with _locked(place.absolute()) as lock:
             for old in _kept_beside(policy, header.client):
                 _check_moved(old, place.absolute())
-            if self._is_there():
+            if self._is_there() and not is_unbegun(self._folder):
                 distance = read_ledger(self._folder).header.table_distance
                 header = header._replace(table_distance=distance)
                 self._check_header(header, policy)
@@ -162,19 +171,26 @@ class LifeLedger:
     def _check_fresh(self, site: str, lock: int, begin: bool) -> None:
         """Checks that this site never had a ledger here, and that nobody else has unless ``begin``."""
         folder, place = self._folder, self._folder.parent
-        if folder.exists():
-            left = sorted(item.name for item in folder.iterdir())
-            # A crash before anything was stored leaves these two, both empty.
-            begun = "lock" in left and set(left) <= {"lock", DATABASE}
-            if not begun or (folder / "lock").stat().st_size:
-                raise errors.LedgerError(
-                    f"{folder} was the ledger for life of {site!r}, and {DATABASE} is missing or empty",
-                    hint="restore it: a fresh ledger would forget what was spent",
-                )
+        if folder.exists() and not is_unbegun(folder):
+            raise errors.LedgerError(
+                f"{folder} was the ledger for life of {site!r}, and {DATABASE} is missing or empty",
+                hint="restore it: a fresh ledger would forget what was spent",
+            )
         others = [item for item in sorted(place.iterdir()) if item != folder and _had_ledger(item)]
+        for item in others:
+            if (name := _site_of(item)) is not None and _spelled(name) == _spelled(site):
+                raise errors.LedgerError(
+                    f"{item} is the ledger for life of {name!a}; the policy has {site!a}, which differs "
+                    "only in capitals, blanks or the form of its letters",
+                    hint=f"copy the name from the ledger, site = {json.dumps(name)}, into [life]",
+                )
         if begin or not (others or files.was_created(lock)):
             return
-        held = ", ".join(_site_of(item) for item in others) or "one that is no longer there"
+        names = [(_site_of(item), item) for item in others]
+        held = (
+            ", ".join(str(item) if name is None else repr(name) for name, item in names)
+            or "one that is no longer there"
+        )
         raise errors.LedgerError(
             f"{place} has no ledger for life of the site {site!r}, but that of {held}",
             hint="a site that was renamed keeps its old name as `site` in [life]; if this is another site, "
@@ -206,13 +222,25 @@ def _kept_beside(policy: Path | None, site: str) -> list[Path]:
         return []
     own = {policy.absolute().with_suffix(_OLD_SUFFIX), policy.resolve().with_suffix(_OLD_SUFFIX)}
     near = {item for path in own for item in path.parent.glob(f"*{_OLD_SUFFIX}")} - own
-    found = [path for path in sorted(own) if _had_ledger(path)]
-    for path in sorted(near):
-        # Of another site, or no ledger at all: its own policy will ask for it.
-        with contextlib.suppress(errors.LedgerError):
+    found = []
+    for path in (*sorted(own), *sorted(near)):
+        try:
+            if not _had_ledger(path):
+                continue
             header = read_ledger(path).header
-            if ledgers.is_lifetime(header) and header.client == site:
-                found.append(path)
+        except (errors.LedgerError, PermissionError) as error:
+            if isinstance(error, PermissionError) and path in near:
+                continue  # another account's, which has a ledger of its own
+            why = error.strerror if isinstance(error, PermissionError) else error.message
+            raise errors.LedgerError(
+                f"{path} is beside {policy} and may hold what {site!r} spent for life, but cannot be "
+                f"read: {why}",
+                hint="look at it with `fedvi ledger show`, as the user who owns it and in a folder that "
+                "can be written; if it is another site's, move it to another folder",
+            ) from error
+        # That of another site is of no concern: its own policy will ask for it.
+        if path in own or (ledgers.is_lifetime(header) and header.client == site):
+            found.append(path)
     return found
 
 
@@ -232,8 +260,8 @@ def _check_moved(old: Path, place: Path) -> None:
         raise errors.LedgerError(
             f"{old} and {new} both hold what {kept.header.client!r} spent for life, and neither holds all "
             "of it",
-            hint="look at both with `fedvi ledger show`; keep as the ledger the one that spent more, and "
-            "lower what each policy allows a study by what the other one spent",
+            hint="look at both with `fedvi ledger show`; leave in the place the one that spent more, move "
+            f"the other one out of {old.parent}, and lower what each policy allows by what it spent",
         )
 
 
@@ -241,11 +269,16 @@ def _had_ledger(folder: Path) -> bool:
     return (folder / "lock").exists() or (folder / DATABASE).exists()
 
 
-def _site_of(folder: Path) -> str:
+def _site_of(folder: Path) -> str | None:
     try:
-        return repr(read_ledger(folder).header.client)
+        return read_ledger(folder).header.client
     except errors.LedgerError:
-        return str(folder)
+        return None
+
+
+def _spelled(site: str) -> str:
+    """Returns what two spellings of one name have in common."""
+    return " ".join(unicodedata.normalize("NFKC", site).casefold().split())
 
 
 def _cap(header: Header) -> str:

@@ -333,6 +333,25 @@ def read_ledger(folder: Path) -> Ledger:
         return _read(connection, folder / DATABASE)
 
 
+def is_unbegun(folder: Path) -> bool:
+    """Whether a crash left a store into which nothing was ever written, as its lock file says as well.
+
+    Raises:
+      LedgerError: there is a database that cannot be read.
+    """
+    path, lock = folder / DATABASE, folder / "lock"
+    if not lock.is_file() or lock.stat().st_size:
+        return False
+    left = {item.name for item in folder.iterdir()} - {"lock"}
+    if not path.exists() or not path.stat().st_size:
+        return left <= {DATABASE}
+    if not left <= {DATABASE + end for end in ("", "-wal", "-shm")}:
+        return False
+    # SQLite writes a page before the first transaction.
+    with files.reported(path), contextlib.closing(files.open_database(path, "ro")) as connection:
+        return not files.check_schema(connection, path, _APPLICATION, _VERSIONS)
+
+
 class Evidence(NamedTuple):
     """What a site kept of masked sums, for its auditor.
 

@@ -167,6 +167,7 @@ class Assembly:
             secure=study.aggregation.secure,
             simulated=bool(self.solvers[self.clients[0]].mark)
             or study.simulation.insecure_seed is not None,
+            unprotected=not study.privacy.private,
         )
 
     def solver_with(

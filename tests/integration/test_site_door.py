@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from fedvi.cli.main import main
 from fedvi.privacy import ledger
 from fedvi.store.life import folder_name
 from fedvi.store.sqlite import read_ledger
@@ -66,6 +68,21 @@ def test_a_flag_beside_a_policy_is_refused(tmp_path: Path, flag: str) -> None:
     said = refusal(client(study, "127.0.0.1:1", "--policy", policy, flag), code=2)
     assert f"{flag} is given beside --policy, which decides alone" in said
     assert f"= true under [allow] of {policy}" in said
+
+
+@pytest.mark.parametrize("capless", [True, False])
+@pytest.mark.parametrize("flags", [["--life", "/srv/life"], ["--begin-life"]])
+def test_a_flag_for_life_without_a_cap_for_life_is_refused(
+    tmp_path: Path, capless: bool, flags: list[str]
+) -> None:
+    study, policy = write_study(tmp_path), tmp_path / "policy.toml"
+    policy.write_text(POLICY.partition("[life]")[0] + "[allow]\nsimulated_noise = true\n")
+    given = ["--policy", policy] if capless else []
+    said = refusal(client(study, "127.0.0.1:1", *given, *flags), code=2)
+    assert f"{flags[0]} is given, and no policy has a section [life]" in said
+    given = ["--policy", f"north={policy}"] if capless else []
+    result = CliRunner().invoke(main, [str(item) for item in ("simulate", study, *given, *flags)])
+    assert f"{flags[0]} is given, and no policy has a section [life]" in refusal(result, code=2)
 
 
 def test_a_policy_that_is_copied_renamed_or_moved_goes_on_with_what_was_spent(

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import subprocess
 
 import pytest
 
@@ -51,6 +52,20 @@ def test_bits_that_let_nobody_in_do_not_count_and_a_link_is_followed(file, tmp_p
     file.chmod(0o440)
     with pytest.raises(errors.IdentityError):
         permissions.check(link)
+
+
+def test_the_hint_can_be_typed_and_closes_no_folder_of_everybody(tmp_path):
+    folder = tmp_path / "of the site"
+    folder.mkdir()
+    folder.chmod(0o755)
+    with pytest.raises(errors.IdentityError) as caught:
+        permissions.check(folder)
+    subprocess.run(["sh", "-c", caught.value.hint.partition(";")[0]], check=True)
+    permissions.check(folder)
+    folder.chmod(0o1777)
+    with pytest.raises(errors.IdentityError) as caught:
+        permissions.check(folder)
+    assert caught.value.hint.startswith("name a folder inside it")
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o701, 0o770])

@@ -302,6 +302,27 @@ def test_an_open_study_is_allowed_by_name_alone_and_never_beside_a_cap_for_life(
         policy(**given).check(OPEN)
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "allow.unprotected is not true"),
+        ({"allow": {"unprotected": True}}, None),
+        (
+            {"allow": {"unprotected": True}, "run": {"noise_multiplier": 0.1}},
+            "noise_multiplier 0, expected at least 0.1",
+        ),
+        ({"allow": {"unprotected": True}, "life": LIFE}, "cannot be charged to the lifetime"),
+    ],
+)
+def test_noise_of_an_open_study_has_no_price_since_it_follows_from_the_seed(given, words):
+    noised = REQUEST._replace(unprotected=True)
+    if words is None:
+        policy(**given).check(noised)
+        return
+    with pytest.raises(errors.PolicyRefused, match=words):
+        policy(**given).check(noised)
+
+
 @pytest.mark.parametrize("allow", ["unprotected", "simulated_noise"])
 def test_one_permission_is_not_the_other(allow):
     asked = {"unprotected": REQUEST._replace(simulated=True), "simulated_noise": OPEN}

@@ -1,9 +1,12 @@
 """The ledger for life: one for a site and account, whatever becomes of the policy's file."""
 
 import itertools
+import re
 import shutil
+import sqlite3
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -55,9 +58,12 @@ def test_the_place_is_named_or_follows_the_account_and_never_the_policy(monkeypa
     assert place_of(tmp_path / "flag") == tmp_path / "flag"
 
 
-def test_an_account_without_a_home_is_told_to_name_a_place(monkeypatch):
+@pytest.mark.parametrize("home", [None, "relative"])
+def test_an_account_without_a_home_is_told_to_name_a_place(monkeypatch, home):
     def homeless():
-        raise RuntimeError
+        if home is None:
+            raise RuntimeError
+        return Path(home)
 
     monkeypatch.delenv("FEDVI_LIFE")
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
@@ -65,6 +71,19 @@ def test_an_account_without_a_home_is_told_to_name_a_place(monkeypatch):
     with pytest.raises(errors.ConfigError, match="no home folder") as caught:
         place_of()
     assert "--life FOLDER" in caught.value.hint
+
+
+def test_a_place_that_depends_on_the_working_folder_is_refused(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/of the site")
+    with pytest.raises(errors.ConfigError, match="is 'life', expected an absolute path") as caught:
+        place_of(Path("life"))
+    assert caught.value.hint.endswith(f"--life {tmp_path}/life")
+    # No shell has written a home here, as in a file of Compose.
+    monkeypatch.setenv("FEDVI_LIFE", "~/life")
+    with pytest.raises(errors.ConfigError, match="is '~/life', expected an absolute") as caught:
+        place_of()
+    assert caught.value.hint.endswith("--life '/home/of the site/life'")
 
 
 def test_no_two_sites_share_a_folder_and_no_name_leaves_the_place():
@@ -87,6 +106,18 @@ def test_no_two_sites_share_a_folder_and_no_name_leaves_the_place():
 
 
 # When one may begin.
+
+CRASH = """
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from test_life import opened
+from fedvi.store import files
+from fedvi.store.sqlite import SqliteClientStore
+where = files if {until!r} == "connect" else SqliteClientStore
+setattr(where, {until!r}, lambda *given, **more: os._exit(9))
+opened(Path(sys.argv[1]))
+"""
 
 
 def test_the_first_is_begun_aloud_and_later_ones_are_found(tmp_path):
@@ -122,6 +153,19 @@ def test_a_site_that_was_renamed_does_not_start_from_0(tmp_path):
     opened(tmp_path)
 
 
+@pytest.mark.parametrize("begin", [False, True])
+@pytest.mark.parametrize("other", ["N\u00f6rth", "no\u0308rth", " n\u00f6rth", "n\u00f6rth\u00a0"])
+def test_another_spelling_of_a_site_is_no_other_site(tmp_path, other, begin):
+    keeper = opened(tmp_path, "n\u00f6rth")
+    with pytest.raises(
+        errors.LedgerError, match="which differs only in capitals, blanks"
+    ) as caught:
+        opened(tmp_path, other, begin=begin)
+    assert f"{keeper.place} is the ledger for life of 'n\\xf6rth'" in caught.value.message
+    (line,) = re.findall("site = .*(?=, into)", caught.value.hint)
+    assert tomllib.loads(line) == {"site": "n\u00f6rth"}
+
+
 def test_a_place_whose_ledgers_are_gone_does_not_start_from_0(tmp_path):
     shutil.rmtree(opened(tmp_path).place)
     with pytest.raises(errors.LedgerError, match="but that of one that is no longer there"):
@@ -146,6 +190,28 @@ def test_what_lost_its_ledger_is_refused_even_if_one_may_begin(tmp_path, left, b
     (folder / DATABASE).touch()
     if left:
         with pytest.raises(errors.LedgerError, match="is missing or empty"):
+            opened(tmp_path, begin=begin)
+
+
+@pytest.mark.parametrize("until", ["connect", "_create"])
+def test_a_crash_before_anything_was_stored_locks_nobody_out(tmp_path, until):
+    code = CRASH.format(tests=str(Path(__file__).parent), until=until)
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
+    (folder,) = (item for item in tmp_path.iterdir() if item.is_dir())
+    found = (folder / DATABASE).stat().st_size if (folder / DATABASE).exists() else 0
+    assert (found > 0) == (until == "_create")
+    charge(opened(tmp_path), "a")
+    assert charges(folder) == 1
+
+
+def test_an_empty_database_in_the_place_of_one_that_was_stored_is_refused(tmp_path):
+    folder = Path(opened(tmp_path).place)
+    (folder / DATABASE).unlink()
+    connection = sqlite3.connect(folder / DATABASE)
+    connection.execute("PRAGMA journal_mode = wal")
+    connection.close()
+    for begin in (False, True):
+        with pytest.raises(errors.LedgerError, match="it is empty"):
             opened(tmp_path, begin=begin)
 
 
@@ -224,6 +290,31 @@ def test_a_ledger_beside_the_policy_is_moved_by_the_line_that_is_printed(tmp_pat
 def test_a_ledger_beside_the_policy_that_is_of_another_site_is_of_no_concern(tmp_path):
     beside(tmp_path / "south.toml", "south")
     opened(tmp_path / "life", policy=tmp_path / "north.toml")
+
+
+def test_a_ledger_beside_the_policy_that_cannot_be_read_is_not_taken_for_another_site_s(tmp_path):
+    old = beside(tmp_path / "policy.toml")
+    content = (old / DATABASE).read_bytes()
+    (old / DATABASE).write_bytes(content[: len(content) // 2])
+    with pytest.raises(errors.LedgerError, match="may hold what 'north' spent for life") as caught:
+        opened(tmp_path / "life", policy=tmp_path / "copy.toml")
+    assert "move it to another folder" in caught.value.hint
+    assert not (tmp_path / "life" / folder_name("north")).exists()
+
+
+def test_a_ledger_of_another_account_is_of_concern_only_if_it_is_the_policy_s(
+    tmp_path, monkeypatch
+):
+    def closed(folder):
+        if folder.name == "policy.life":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return False
+
+    beside(tmp_path / "policy.toml")
+    monkeypatch.setattr(module, "_had_ledger", closed)
+    with pytest.raises(errors.LedgerError, match="cannot be read: Permission denied"):
+        opened(tmp_path / "life", policy=tmp_path / "policy.toml")
+    opened(tmp_path / "life", policy=tmp_path / "copy.toml")
 
 
 def test_a_copy_beside_the_policy_passes_only_if_the_place_holds_all_of_it(tmp_path):

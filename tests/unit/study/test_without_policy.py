@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedvi import errors
+from fedvi.client.policy import parse_policy
 from fedvi.study.build import assemble
 from fedvi.study.config import parse_study
 from fedvi.study.policies import check_without_policy
@@ -69,3 +70,21 @@ def test_every_study_without_a_guarantee_needs_the_flag_of_its_name_and_no_other
             flag = f"--allow-{name.replace('_', '-')}"
             assert (flag in caught.value.hint) == (name in missing)
             assert (f"{name} = true" in caught.value.hint) == (name in missing)
+
+
+def test_a_policy_takes_no_open_study_for_a_private_one_because_its_solver_adds_noise():
+    """Its noise is drawn from [study] seed, so that whoever has the file can take it off."""
+    raw = raw_study(
+        ["north"],
+        2,
+        solver={**PRIVATE, "noise_multiplier": 50.0},
+        privacy={"protection": "none", "mechanism": "rounded_gaussian"},
+    )
+    raw["data"]["max_records"] = 30
+    request = assemble(parse_study(raw)).request
+    assert (request.unprotected, request.simulated) == (True, False)
+    run = {"epsilon": 4.0, "delta": 1e-5}
+    with pytest.raises(errors.PolicyRefused, match=r"allow\.unprotected is not true"):
+        parse_policy({"run": run}).check(request)
+    parse_policy({"run": run, "allow": {"unprotected": True}}).check(request)
+    assert not study().request.unprotected
