@@ -37,6 +37,7 @@ ATTACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "a second ledger for life: a copied policy, another spelling of the name, a crash": (
             "tests/integration/test_site_door.py::"
             "test_a_policy_that_is_copied_renamed_or_moved_goes_on_with_what_was_spent",
+            "tests/unit/store/test_life.py::test_a_site_that_was_renamed_does_not_start_from_0",
             "tests/unit/store/test_life.py::test_another_spelling_of_a_site_is_no_other_site",
             "tests/unit/store/test_life.py::"
             "test_an_empty_database_in_the_place_of_one_that_was_stored_is_refused",
@@ -199,18 +200,7 @@ ATTACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             f"{_SERVER}/test_durable.py::test_commits_reach_the_disk",
             "tests/unit/store/test_sqlite.py::test_commits_reach_the_disk_and_deletions_overwrite",
         ),
-        # A site's own door, and keys.
-        "a study that guarantees nothing, at a site without a policy": (
-            "tests/unit/study/test_without_policy.py::"
-            "test_every_study_without_a_guarantee_needs_the_flag_of_its_name_and_no_other",
-            "tests/integration/test_site_door.py::"
-            "test_without_a_policy_a_study_that_guarantees_nothing_is_answered_only_by_a_flag",
-        ),
-        "a policy that is copied, renamed or moved, to spend for life again": (
-            "tests/integration/test_site_door.py::"
-            "test_a_policy_that_is_copied_renamed_or_moved_goes_on_with_what_was_spent",
-            "tests/unit/store/test_life.py::test_a_site_that_was_renamed_does_not_start_from_0",
-        ),
+        # The last of the cap, and keys.
         "two processes that spend the last of the cap for life": (
             "tests/unit/store/test_life.py::"
             "test_two_that_hold_the_ledger_never_both_get_the_last_of_it",
