@@ -39,6 +39,8 @@ __all__ = [
 _PREDICTED_TOGETHER = 1 << 16
 # float32 holds all whole numbers up to this one; a public bound.
 _MOST_TIMES = 1 << 24
+# Of concentrations: added to a count of words, a smaller one is lost in 32 bits.
+_LEAST = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +124,13 @@ class LatentDirichlet:
         check_positive(
             self, "length", "concentration", "topic_concentration", "typical_norm", "mass"
         )
+        for name in ("concentration", "topic_concentration"):
+            found = getattr(self, name)
+            if found is not None and not _LEAST <= found <= 1.0 / _LEAST:
+                raise errors.ModelError(
+                    f"{name} is {found:g}, expected a number from {_LEAST:g} to {1.0 / _LEAST:g}",
+                    "beyond it 32 bits do not tell what a document adds; left out, it is 1 / topics",
+                )
         if not 0.0 <= self.tolerance < math.inf:
             raise errors.ModelError(f"tolerance is {self.tolerance}, expected at least 0")
         if self.tidy not in TIDY:

@@ -605,6 +605,8 @@ def test_counts_of_few_bits_are_judged_as_numbers() -> None:
         ({"iterations": 20.0}, r"iterations is 20\.0, expected a whole number"),
         ({"length": math.inf}, r"length is inf"),
         ({"concentration": 0.0}, r"concentration is 0.0"),
+        ({"concentration": 1e-30}, r"^concentration is 1e-30, expected a number from 1e-06 to"),
+        ({"topic_concentration": 1e30}, r"^topic_concentration is 1e\+30, expected a number from"),
         ({"tolerance": math.nan}, r"tolerance is nan"),
         ({"tidy": "clip"}, r"tidy is 'clip', expected one of 'simplex', 'relu', 'threshold'"),
         ({"tidy": "relu", "mass": 1.0}, r"mass is 1.0, which only"),
