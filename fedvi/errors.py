@@ -37,7 +37,15 @@ __all__ = [
 # So much is shown of what a server says.
 _QUOTED = 300
 # What ends a quotation, or looks as if it did.
-_MARKS = {ord(mark): "'" for mark in '"\u201c\u201d\u201e\u201f\u2033\u301d\u301e\uff02'}
+_MARKS = dict.fromkeys(
+    map(
+        ord,
+        '"\u02ba\u02dd\u02ee\u05f4\u201c\u201d\u201e\u201f\u2033\u2036\u275d\u275e\u3003\u301d\u301e\u301f\uff02',
+    ),
+    "'",
+)
+# Letters and signs that look like a blank, with which words could be pushed to the next line of a terminal.
+_BLANK = frozenset("\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0")
 
 
 class FedviError(Exception):
@@ -209,14 +217,16 @@ def given_by(flag: str) -> Iterator[None]:
 def in_one_line(text: str) -> str:
     """Returns a stranger's text as one line of at most some 300 characters.
 
-    Characters that steer a terminal or turn the direction of writing are replaced.
+    Characters that steer a terminal, turn the direction of writing or cannot be seen are replaced.
 
     >>> in_one_line("no room\\n\\nwait\\x1b[2J")
     'no room wait\N{REPLACEMENT CHARACTER}[2J'
     """
     line = " ".join(text[: 4 * _QUOTED].split())
     line = line if len(line) <= _QUOTED else line[:_QUOTED] + "…"
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
+    return "".join(
+        c if c.isprintable() and c not in _BLANK else "\N{REPLACEMENT CHARACTER}" for c in line
+    )
 
 
 def quoted(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from fedvi.errors import did_you_mean
 
 __all__ = [
+    "FORMULA",
     "TRUTHS",
     "WHERE_PATHS_START",
     "Cells",
@@ -20,6 +22,8 @@ __all__ = [
     "Wanted",
     "as_codes",
     "as_texts",
+    "bare",
+    "composed",
     "count_of",
     "decoded",
     "has_decimal_comma",
@@ -29,8 +33,10 @@ __all__ = [
     "without_quote",
 ]
 
-# What begins a formula, as in `report.spreadsheets`.
-_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+# Where a spreadsheet may see the beginning of a formula: at that of a cell, or of a line, or after what
+# separates cells in another country. Of OWASP's "CSV injection": the last ones are the first at full width.
+FORMULA = re.compile("(?<![^;\\t\\r\\n])(?=[' ]*[-=+@\\t\\r\\n\uff1d\uff0b\uff0d\uff20])")
+_QUOTED = re.compile(FORMULA.pattern.replace("(?=", "'(?="))
 
 WHERE_PATHS_START = "paths are relative to the folder of the study file"
 """The hint where a file cannot be read."""
@@ -153,6 +159,15 @@ def decoded(text: bytes) -> str:
         return text.decode("cp1252", errors="replace")
 
 
+def composed(name: str) -> str:
+    """Returns a column's name in the form in which names are compared, Unicode's NFC.
+
+    >>> composed("a\u0308")
+    'ä'
+    """
+    return unicodedata.normalize("NFC", name)
+
+
 def no_column_hint(name: str, columns: Sequence[str]) -> str:
     """Returns a hint for a missing column: the file's longer name for it, or else a similar name.
 
@@ -215,5 +230,15 @@ def without_quote(cell: str) -> str:
     >>> without_quote("'=1+1"), without_quote("'n/a"), without_quote("''-x")
     ('=1+1', "'n/a", "'-x")
     """
-    is_quoted = cell.startswith("'") and cell.lstrip("' ").startswith(_FORMULA)
-    return cell[1:] if is_quoted else cell
+    return _QUOTED.sub("", cell) if "'" in cell else cell
+
+
+def bare(cell: str) -> str:
+    """Takes off all of them: cells are compared without, in files of every format and in a study.
+
+    >>> bare("''-x"), bare("'n/a")
+    ('-x', "'n/a")
+    """
+    while (found := without_quote(cell)) != cell:
+        cell = found
+    return cell

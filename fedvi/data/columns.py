@@ -17,6 +17,7 @@ from fedvi.data.cells import (
     Codes,
     Numbers,
     Wanted,
+    composed,
     decoded,
     no_column_hint,
 )
@@ -62,8 +63,10 @@ def _of_archive(path: Path, wanted: Wanted) -> tuple[int, _Piece]:
     problem = hint = ""
     try:
         with np.load(path, allow_pickle=False) as file:
-            names = list(file.files)
-            found = {name: file[name] for name in wanted.names if name in names}
+            names = list(map(composed, file.files))
+            found = {
+                name: file[file.files[names.index(name)]] for name in wanted.names if name in names
+            }
     except FileNotFoundError:
         problem, hint = "cannot be read (no such file)", WHERE_PATHS_START
     except (OSError, TypeError, ValueError, AttributeError, EOFError, zipfile.BadZipFile):
@@ -81,10 +84,12 @@ def _of_array(path: Path, wanted: Wanted) -> tuple[int, _Piece]:
     whole = _mapped(path)
     count, fields = len(whole), whole.dtype.names
     if fields is not None and whole.ndim == 1:
-        _check_names(path, wanted, list(fields))
-        _check_columns(path, {name: ((count,), whole.dtype[name]) for name in wanted.names})
+        found = list(map(composed, fields))
+        _check_names(path, wanted, found)
+        held = {name: fields[found.index(name)] for name in wanted.names}
+        _check_columns(path, {name: ((count,), whole.dtype[held[name]]) for name in held})
         # Mapped again for each piece, since the pages read from a mapping would stay in memory.
-        return count, lambda name, part: np.array(_mapped(path)[part][name])
+        return count, lambda name, part: np.array(_mapped(path)[part][held[name]])
     names = wanted.columns
     if names is None or whole.ndim != 2 or whole.shape[1] != len(names):
         shape = "×".join(map(str, whole.shape[1:])) or "one number"
@@ -126,6 +131,10 @@ def _check_names(path: Path, wanted: Wanted, names: list[str]) -> None:
     for name in wanted.names:
         if name not in names:
             raise DataError(f"{path}: no column `{name}`", no_column_hint(name, names))
+        if names.count(name) > 1:
+            raise DataError(
+                f"{path}: two columns are called `{name}`", "rename or take out one of them"
+            )
 
 
 def _check_columns(path: Path, found: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:

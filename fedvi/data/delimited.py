@@ -7,7 +7,6 @@ too few cells.
 import codecs
 import csv
 import gzip
-import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from fedvi.data.cells import (
     WHERE_PATHS_START,
     Wanted,
+    composed,
     decoded,
     is_separator,
     no_column_hint,
@@ -60,7 +60,8 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
         )
     if separator == "," and ".tsv" in path.suffixes[-2:]:
         separator = "\t"
-    rows = _lone_rows(path, separator) if private else _rows(path, separator)
+    named = wanted.columns is None
+    rows = _lone_rows(path, separator, named) if private else _rows(path, separator)
     if wanted.columns is None:
         header = next((row for _, row in rows if row != [""]), [])
         if header is None:
@@ -68,6 +69,7 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
                 f"{path}: the first line cannot be read, expected the names of the columns",
                 "save the file as CSV, with every name on the first line",
             )
+        header = list(map(composed, header))
         if not header:
             raise DataError(
                 f"{path}: the file is empty, expected a line with the names of the columns",
@@ -76,7 +78,6 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     else:
         _check_declared(wanted.columns, wanted.names)
         header = list(wanted.columns)
-    header = [unicodedata.normalize("NFC", name) for name in header]
     places = _places(path, header, wanted.names)
 
     table: Texts = {name: [] for name in wanted.names}
@@ -104,31 +105,36 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
         yield table
 
 
-def _lone_rows(path: Path, separator: str) -> Iterator[tuple[int, list[str] | None]]:
+def _lone_rows(path: Path, separator: str, named: bool) -> Iterator[tuple[int, list[str] | None]]:
     """Yields (line number, cells) of each line that is not empty, parsed by itself.
 
     The cells are None if the line cannot be read.
+
+    Args:
+      named: whether the first line has the names of the columns. Else it is a record, and no error may
+        depend on it.
     """
-    for number, line in enumerate(_lines(path), 1):
+    for number, line in enumerate(_lines(path, named), 1):
         row = None if line is None else _lone_row(line.rstrip("\r\n"), separator)
         if row is None or row:
             yield number, row
 
 
-def _lines(path: Path) -> Iterator[str | None]:
+def _lines(path: Path, told: bool = True) -> Iterator[str | None]:
     """Yields lines with their ends, \\n, \\r or both; None for a line longer than 16 MiB.
 
     So no record can fill the memory and thereby stop a run. An empty line may come between \\r and \\n.
 
     Raises:
-      DataError: the file cannot be read, or is compressed and damaged.
+      DataError: the file cannot be read, or is compressed and damaged; if ``told``, also if it begins as
+        UTF-16 does.
     """
     problem = hint = ""
     first = True
     try:
         with _opened(path) as file:
             for line in _byte_lines(file):
-                if first and line is not None and line.startswith(_WIDE_MARKS):
+                if told and first and line is not None and line.startswith(_WIDE_MARKS):
                     problem, hint = "a text in UTF-16", "save it again as CSV in UTF-8"
                     break
                 bare = line.removeprefix(_MARK) if first and line is not None else line

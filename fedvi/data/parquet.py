@@ -16,6 +16,7 @@ from fedvi.data.cells import (
     Codes,
     Numbers,
     Wanted,
+    composed,
     decoded,
     no_column_hint,
 )
@@ -132,22 +133,24 @@ def _described(path: Path) -> tuple[Any, int]:
 def _batches(path: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
     file = _guarded(path, lambda: _opened(path))
     with file:
+        names = {composed(name): name for name in file.schema_arrow.names}
+        called = {name: names[name] for name in wanted.names}
         batches = _guarded(
             path,
             lambda: file.iter_batches(
-                batch_size=wanted.rows, columns=list(wanted.names), use_threads=False
+                batch_size=wanted.rows, columns=list(called.values()), use_threads=False
             ),
         )
         while (batch := _guarded(path, lambda: next(batches, None))) is not None:
             _guarded(path, lambda: batch.validate())
-            yield {name: batch.column(name) for name in wanted.names}
+            yield {name: batch.column(called[name]) for name in wanted.names}
 
 
 def _readers(path: Path, schema: Any, wanted: Wanted) -> dict[str, Callable[[Any], Cells]]:
     """Returns, for each wanted column, a function from a piece of it to cells."""
     readers = {}
     for name in wanted.names:
-        places = schema.get_all_field_indices(name)
+        places = [place for place, held in enumerate(schema.names) if composed(held) == name]
         if not places:
             raise DataError(f"{path}: no column `{name}`", no_column_hint(name, schema.names))
         if len(places) > 1:

@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal
 
+from fedvi.data.cells import bare
 from fedvi.data.expected import parse_expected
 from fedvi.data.written import NAME, is_number
 from fedvi.errors import ConfigError, all_of, did_you_mean
@@ -204,6 +205,7 @@ def as_number(text: str) -> float | None:
     >>> as_number("1e3"), as_number("1_000"), as_number("1,5"), as_number("-inf")
     (1000.0, None, None, -inf)
     """
+    text = bare(text)
     if _NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text):
         return float(text)
     return None
@@ -217,6 +219,7 @@ def as_code(text: str) -> Code:
     >>> as_code("1.0") == as_code("1"), as_code("typical"), as_code("ä") == as_code("a\u0308")
     (True, 'typical', True)
     """
+    text = bare(text)
     number = as_number(text)
     if number is None or not math.isfinite(number):
         return text if text.isascii() else unicodedata.normalize("NFC", text)
@@ -232,6 +235,7 @@ def as_level(text: str) -> Code:
     >>> as_level("0117"), as_level("117"), as_level("117.0"), as_level("250.00"), as_level("1E3")
     ('0117', 117.0, 117.0, '250.00', '1E3')
     """
+    text = bare(text)
     code = as_code(text)
     return text if isinstance(code, float) and not _WRITTEN.fullmatch(text) else code
 
@@ -385,7 +389,8 @@ def _level_codes(
         if code in codes:
             raise ConfigError(
                 f"{path}.codes: {_shown(cell)} is declared twice",
-                "cells that are numbers are compared as numbers: 1 and 1.0 are the same, 1 and 01 are not",
+                "cells that are numbers are compared as numbers: 1 and 1.0 are the same, 1 and 01 are not; "
+                "and every cell without an ' before what begins a formula, such as '=1",
             )
         codes[code] = index
     for index, level in enumerate(levels):

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 
 from fedvi.data import columns, delimited, parquet
-from fedvi.data.cells import Table, Wanted
+from fedvi.data.cells import Table, Wanted, composed
 
 __all__ = ["FORMATS", "chunks", "known_rows"]
 
@@ -27,12 +27,19 @@ separator, and a folder holds Parquet files."""
 def chunks(path: str | Path, wanted: Wanted) -> Iterator[Table]:
     """Yields the wanted columns, ``wanted.rows`` records at a time; an empty table if there is no record.
 
+    Letters that can be written in two ways, such as "ä" or "a" and its mark, are the same in names.
+
     Raises:
       ConfigError, DataError: as the format's own ``chunks``.
     """
     path = Path(path)
-    found: Iterator[Table] = _format(path).chunks(path, wanted)
-    return found
+    asked = wanted._replace(
+        names=tuple(dict.fromkeys(map(composed, wanted.names))),
+        columns=None if wanted.columns is None else tuple(map(composed, wanted.columns)),
+        as_text=frozenset(map(composed, wanted.as_text)),
+    )
+    for table in _format(path).chunks(path, asked):
+        yield {name: table[composed(name)] for name in wanted.names}
 
 
 def known_rows(path: str | Path) -> int | None:

@@ -8,10 +8,9 @@ import csv
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-__all__ = ["inert", "write"]
+from fedvi.data.cells import FORMULA
 
-# Of OWASP's "CSV injection": the last ones are the first four at full width.
-_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+__all__ = ["inert", "write"]
 
 
 class _Writable(Protocol):
@@ -22,17 +21,18 @@ def inert(cell: object) -> object:
     """Returns a cell of a CSV, with a ' before a text that a spreadsheet would compute as a formula.
 
     Numbers stay as they are, also a text that is one, such as "-1.5". A text that has a ' before what
-    begins a formula gets another one, so that ``data.cells.without_quote`` gives every text back.
+    begins a formula gets another one, so that ``data.cells.without_quote`` gives every text back. Where
+    semicolons separate cells, as in spreadsheets of many countries, one may also begin after a semicolon.
 
-    >>> inert("=1+1"), inert("-1.5"), inert("-1.5+1"), inert("ann")
-    ("'=1+1", '-1.5', "'-1.5+1", 'ann')
+    >>> inert("=1+1"), inert("-1.5"), inert("-1.5+1"), inert("ann"), inert("a;=1+1")
+    ("'=1+1", '-1.5', "'-1.5+1", 'ann', "a;'=1+1")
     """
-    if not isinstance(cell, str) or not cell.lstrip("' ").startswith(_FORMULA):
+    if not isinstance(cell, str) or (found := FORMULA.sub("'", cell)) == cell:
         return cell
     try:
         float(cell)
     except ValueError:
-        return f"'{cell}"
+        return found
     return cell
 
 

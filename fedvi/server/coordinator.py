@@ -115,16 +115,21 @@ class Coordinator:
                 before = state
                 reply: Reply | Exception
                 try:
-                    state, reply = protocol.step(self._spec, before, request, self.clock())
-                except errors.ImpossibleAnswer as error:
-                    reply = error
-                    state = protocol.leave_out(self._spec, before, request.client, self.clock())
+                    state, reply = self._stepped(before, request)
                 except Exception as error:  # any error concerns this request alone
                     reply = error
                 steps.append(Step(before, state, reply))
             tell = self._take(*(step.after for step in steps))
         tell()
         return steps
+
+    def _stepped(
+        self, state: protocol.ServerState, request: Request
+    ) -> tuple[protocol.ServerState, Reply | Exception]:
+        try:
+            return protocol.step(self._spec, state, request, self.clock())
+        except errors.ImpossibleAnswer as error:
+            return protocol.leave_out(self._spec, state, request.client, self.clock()), error
 
     def apply(
         self,

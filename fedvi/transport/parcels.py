@@ -181,6 +181,13 @@ def read_task(
         _check_protocol(reader.name, said.protocol, said.protocol, f"written by {said.software}")
         welcome, limit = wire.welcome_from(said)
         book = _ledger(path, list(message.ledger))
+        # Refusals name the ledger's client, and no text of the server's own choice.
+        if book.header.client != client:
+            raise errors.ProtocolError(
+                f"{path} holds the ledger of another client, expected that of {client!r}",
+                "give --task the file that was made for this site",
+                book.header.client,
+            )
         if welcome.anchor != ledgers.anchor(book):
             raise errors.ProtocolError(
                 f"hello.anchor is {welcome.anchor}, expected {ledgers.anchor(book)} by the ledger"

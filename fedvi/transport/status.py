@@ -62,6 +62,17 @@ _PHRASES = (
     "failed to connect to all addresses",
 )
 
+# What this party can look at, for a class of error; whatever the server says of the cause.
+_ADVICE = {
+    errors.IdentityError: "is this certificate still admitted, or was it revoked or made anew? `fedvi "
+    "doctor` looks at it; ask the coordinator by another way",
+    errors.LedgerError: "was one of the two ends set back to a backup? `fedvi ledger show` prints what was "
+    "charged here",
+    errors.Superseded: "is this state in use twice? stop one of the two",
+    errors.ProtocolError: "are the study file and the version of fedvi those of the server? `fedvi doctor` "
+    "compares the two ends",
+}
+
 
 class Misnamed(errors.IdentityError):
     """The server's certificate is not for the host that was dialled, so a retry cannot help."""
@@ -117,7 +128,7 @@ def from_status(error: Any) -> errors.FedviError:
         says = f"{detail.message}; hint: {detail.hint}" if detail.hint else detail.message
         return kind(
             "the server refused the call" + ("" if says else " and gave no reason"),
-            "`fedvi doctor` compares the two ends; the coordinator sees more in the server's log",
+            _advice(kind),
             says,
         )
     code, details = error.code(), _shortened(str(error.details() or ""))
@@ -199,3 +210,11 @@ def _detail_of(error: Any) -> pb.ErrorDetail | None:
 
 def _shortened(text: str) -> str:
     return text.encode(errors="replace")[:_DETAIL_BYTES].decode(errors="ignore")
+
+
+def _advice(kind: type[errors.FedviError]) -> str:
+    """Returns what this party can look at after a refusal of a class."""
+    for one, advice in _ADVICE.items():
+        if issubclass(kind, one):
+            return advice
+    return "`fedvi doctor` compares the two ends; the coordinator sees more in the server's log"

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedvi.data.cells import Numbers, is_separator
+from fedvi.data import tables
+from fedvi.data.cells import Numbers, Wanted, is_separator
 from fedvi.data.formula import parse_formula
 from fedvi.data.load import prepare_columns, prepared
 from fedvi.data.schema import Schema, parse_schema
@@ -632,3 +633,15 @@ def test_a_study_that_promises_nothing_names_the_column_that_dropped_every_recor
     schema = parse_schema(raw, private=False)
     with pytest.raises(DataError, match=r"every record was dropped.*`age`: cells are missing"):
         list(prepared([{"age": ["?"]}], schema, schema, None, private=False, where="north"))
+
+
+@pytest.mark.parametrize("mark", [b"\xff\xfe", b"\xfe\xff"])
+def test_a_first_record_that_begins_as_utf_16_does_stops_no_private_study(tmp_path, mark):
+    path = tmp_path / "a.csv"
+    path.write_bytes(mark + b"5,1\n6,2\n")
+    wanted = Wanted(("a", "b"), columns=("a", "b"), private=True)
+    (table,) = tables.chunks(path, wanted)
+    assert table["b"] == ["1", "2"]
+    for named in (wanted._replace(columns=None), wanted._replace(private=False)):
+        with pytest.raises(DataError, match="UTF-16"):
+            list(tables.chunks(path, named))

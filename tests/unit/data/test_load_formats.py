@@ -433,3 +433,76 @@ def test_true_and_false_of_a_file_that_no_word_of_the_schema_means_do_not_count(
         table, parse_schema(raw, private=True), ["died"], private=True, where="north"
     )
     assert not found.valid.any()
+
+
+COMPOSED, MARKED = "gr\u00f6\u00dfe", "gro\u0308\u00dfe"
+
+
+@pytest.mark.parametrize("kind", [".csv", ".parquet", ".npz", ".npy"])
+@pytest.mark.parametrize("held", [COMPOSED, MARKED])
+@pytest.mark.parametrize("declared", [COMPOSED, MARKED])
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+def test_a_columns_name_is_the_same_in_both_forms_of_its_letters(tmp_path, kind, held, declared):
+    path = tmp_path / f"a{kind}"
+    if kind == ".csv":
+        path.write_text(f"{held}\n5\n")
+    elif kind == ".parquet":
+        pq.write_table(pa.table({held: [5.0]}), path)
+    elif kind == ".npz":
+        np.savez(path, **{held: np.array([5.0])})
+    else:
+        np.save(path, np.array([(5.0,)], [(held, "f8")]))
+    (table,) = tables.chunks(path, Wanted((declared,), private=True))
+    assert [float(text) for text in as_texts(table[declared])] == [5.0]
+    raw = {"size": {"type": "number", "bounds": [0, 10], "column": declared}}
+    schema = parse_schema(raw, private=True)
+    wanted = Wanted((schema["size"].column,), private=True)
+    (table,) = tables.chunks(path, wanted)
+    assert prepare_chunk(table, schema, ["size"], private=True, where="a").valid.all()
+
+
+@pytest.mark.parametrize("declared", [COMPOSED, MARKED])
+def test_declared_names_are_the_same_in_both_forms(tmp_path, declared):
+    (tmp_path / "a.csv").write_text("5\n")
+    wanted = Wanted((MARKED,), columns=(declared,), private=True)
+    assert list(tables.chunks(tmp_path / "a.csv", wanted)) == [{MARKED: ["5"]}]
+
+
+@pytest.mark.parametrize("kind", [".parquet", ".npz"])
+def test_two_columns_that_differ_in_the_form_of_their_letters_are_refused(tmp_path, kind):
+    path, both = tmp_path / f"a{kind}", {COMPOSED: np.ones(1), MARKED: np.zeros(1)}
+    if kind == ".npz":
+        np.savez(path, **both)
+    else:
+        pq.write_table(pa.table(both), path)
+    with pytest.raises(DataError, match="two columns are called"):
+        list(tables.chunks(path, Wanted((COMPOSED,), private=True)))
+
+
+@pytest.mark.parametrize("kind", [".csv", ".parquet", ".npz"])
+def test_an_apostrophe_before_a_formula_counts_for_nothing_in_any_format(tmp_path, kind):
+    raw = {
+        "code": {"type": "level", "levels": ["a", "b"], "codes": {"'=x": "a", "-5a": "b"}},
+        "dose": {"type": "number", "bounds": [-10, 10], "scale": 1},
+    }
+    schema = parse_schema(raw, private=True)
+    cells = {"code": ["'=x", "=x", "''=x", "'-5a"], "dose": ["-5", "'-5", "''-5", "5"]}
+    path = tmp_path / f"a{kind}"
+    if kind == ".csv":
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([cells, *zip(*cells.values(), strict=True)])
+    elif kind == ".npz":
+        np.savez(path, **{name: np.array(column) for name, column in cells.items()})
+    else:
+        pq.write_table(pa.table(cells), path)
+    (table,) = tables.chunks(path, Wanted(tuple(cells), private=True))
+    found = prepare_chunk(table, schema, list(raw), private=True, where="a")
+    assert found.valid.all()
+    assert found.records["code"].tolist() == [0, 0, 0, 1]
+    assert len(set(found.records["dose"][:3].tolist())) == 1
+
+
+def test_codes_that_an_apostrophe_alone_tells_apart_are_refused():
+    raw = {"code": {"type": "level", "levels": ["=x", "'=x"]}}
+    with pytest.raises(ConfigError, match="is declared twice"):
+        parse_schema(raw, private=True)

