@@ -230,7 +230,7 @@ def as_level(text: str) -> Code:
     """Returns a cell of a level column in the form in which it is compared; stricter than ``as_code``.
 
     0117 and 117 are two codes of a list, and so are 250.0 and 250.00, or 1E3 and 1000. A number is what a
-    program writes for it: an integer, also with ".0", or a fraction without zeros at its ends.
+    program writes for it: an integer, also with "." or ".0", or a fraction without zeros at its end.
 
     >>> as_level("0117"), as_level("117"), as_level("117.0"), as_level("250.00"), as_level("1E3")
     ('0117', 117.0, 117.0, '250.00', '1E3')
@@ -240,7 +240,9 @@ def as_level(text: str) -> Code:
     return text if isinstance(code, float) and not _WRITTEN.fullmatch(text) else code
 
 
-_WRITTEN = re.compile(r"-?(0|[1-9]\d*)(\.0|\.\d*[1-9])?|-?[1-9](\.\d*[1-9])?e[+-]\d\d+", re.ASCII)
+_WRITTEN = re.compile(
+    r"-?(0|[1-9]\d*)(\.0?|\.\d*[1-9])?|-?\.\d*[1-9]|-?[1-9](\.\d*[1-9])?e[+-]\d\d+", re.ASCII
+)
 
 _DEFAULT_MISSING_VALUES = ("", "?", "NA")
 _TYPES = ("binary", "count", "level", "number")
