@@ -283,8 +283,8 @@ def test_no_text_of_a_study_is_a_formula_of_a_spreadsheet(tmp_path: Path, name: 
     exports.write(made(coefficients=(row,)), tmp_path, ["csv"])
     with (tmp_path / "coefficients.csv").open(encoding="utf-8", newline="") as file:
         (found,) = csv.DictReader(file)
-    # After a tab, where a spreadsheet may begin a cell.
-    assert found["name"] == ("\t'=1" if name == "\t=1" else f"'{name}")
+    # Also after a tab, where a spreadsheet may begin a cell.
+    assert found["name"] == ("'\t'=1" if name == "\t=1" else f"'{name}")
     assert float(found["mean"]) == row.mean < 0
 
 
