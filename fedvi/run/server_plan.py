@@ -163,12 +163,15 @@ def prepare(study_path: Path, folder: Path | None = None) -> ServerPlan:
     the same study by the same version of fedvi. Nothing is written: see ``keep``.
 
     Raises:
+      CodeRefused: the plan in the folder names code that no server runs.
       FedviError: the study cannot be carried out; see ``build.assemble``.
     """
     study, path = load_study(study_path), folder and folder / FILE
     if path and path.exists():
         try:
             found = read(path, study.parts)
+        except errors.CodeRefused:
+            raise  # no other version wrote it: somebody else did
         except errors.ConfigError:
             found = None  # of another version, or damaged: it can be computed again
         if found is not None and _fits(found, study):
@@ -198,9 +201,9 @@ def read(path: Path, parts: plugins.OutsideCode | None = None) -> ServerPlan:
       parts: the code from outside fedvi that its study may name, see ``parse_study``.
 
     Raises:
-      CodeRefused, PolicyRefused: its study names code that nobody allowed here.
-      ConfigError: it is missing, damaged, or of another version; or it names a function that is no
-        server's.
+      CodeRefused, PolicyRefused: its study names code that nobody allowed here; or it names a function
+        that no server runs, or gives one what it does not take.
+      ConfigError: it is missing, damaged, or of another version.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -221,7 +224,7 @@ def read(path: Path, parts: plugins.OutsideCode | None = None) -> ServerPlan:
         except errors.ConfigError as error:
             line = line_with(f'"function": {json.dumps(name.function)}', text)
             where = f"{path}, line {line}" if line else str(path)
-            raise type(error)(f"{error.message} ({where})", error.hint) from None
+            raise errors.CodeRefused(f"{error.message} ({where})", error.hint) from None
     return dataclasses.replace(plan, is_kept=True)
 
 
