@@ -192,6 +192,7 @@ def test_a_hospital_that_is_killed_while_sums_are_masked_is_left_out_and_comes_b
             "rounds = 12\n", "rounds = 150\ndeadline_seconds = 40\n"
         )
     )
+    study.chmod(0o644)  # user 10001 reads it
     federation = federation_of(study)
     federation.compose("up", "-d", "--no-build")
 
