@@ -25,7 +25,7 @@ separator, and a folder holds Parquet files."""
 
 
 def chunks(path: str | Path, wanted: Wanted) -> Iterator[Table]:
-    """Yields the wanted columns, ``wanted.rows`` records at a time; an empty table if there is no record.
+    """Returns an iterator over the wanted columns, ``wanted.rows`` records at a time; at least one table.
 
     Letters that can be written in two ways, such as "ä" or "a" and its mark, are the same in names.
 
@@ -38,8 +38,8 @@ def chunks(path: str | Path, wanted: Wanted) -> Iterator[Table]:
         columns=None if wanted.columns is None else tuple(map(composed, wanted.columns)),
         as_text=frozenset(map(composed, wanted.as_text)),
     )
-    for table in _format(path).chunks(path, asked):
-        yield {name: table[composed(name)] for name in wanted.names}
+    found: Iterator[Table] = _format(path).chunks(path, asked)
+    return ({name: table[composed(name)] for name in wanted.names} for table in found)
 
 
 def known_rows(path: str | Path) -> int | None:
