@@ -218,7 +218,9 @@ def test_a_hospital_that_is_killed_while_sums_are_masked_is_left_out_and_comes_b
         run("docker", "cp", f"{federation.container(name)}:/state", str(tmp_path / name))
     history = json.loads((tmp_path / "server" / "result" / "result.json").read_text())["history"]
     summed = [set(update["clients"]) for update in history if update["clients"]]
-    assert {frozenset(CLIENTS), frozenset(CLIENTS) - {"switzerland"}} == set(map(frozenset, summed))
+    # On a busy machine another hospital may miss a deadline as well.
+    assert {frozenset(CLIENTS), frozenset(CLIENTS) - {"switzerland"}} <= set(map(frozenset, summed))
+    assert min(map(len, summed)) >= 3
     assert summed[-1] == set(CLIENTS)
     books = {book["header"]["client"]: book for book in ledger(tmp_path / "server")}
     for name in CLIENTS:
