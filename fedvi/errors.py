@@ -36,7 +36,7 @@ __all__ = [
 
 # So much is shown of what a server says.
 _QUOTED = 300
-# What ends a quotation, or looks as if it did.
+# Characters that end a quotation, or look as if they did.
 _MARKS = dict.fromkeys(
     map(
         ord,
@@ -114,7 +114,7 @@ class ProtocolError(FedviError):
 
 
 class ImpossibleAnswer(ProtocolError):
-    """An answer is outside of what the study bounds: its site is left out until it calls again."""
+    """An answer is outside the bounds of the study: its site is left out until it calls again."""
 
 
 class HelloNeeded(ProtocolError):
@@ -230,7 +230,7 @@ def in_one_line(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Returns a server's words as a quotation, which nobody takes for words of this program.
+    """Quotes a server's words, so that nobody takes them for words of this program.
 
     Quotation marks within it, which would seem to end it, become apostrophes.
 

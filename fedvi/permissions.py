@@ -9,7 +9,7 @@ from fedvi import errors
 
 __all__ = ["check"]
 
-# Of somebody else's file, its group is how this user may read it, as with a Kubernetes secret of root's.
+# This user may read somebody else's file by its group, such as a Kubernetes secret that belongs to root.
 _OWN, _FOREIGN = 0o077, 0o007
 
 
@@ -32,7 +32,7 @@ def check(path: Path, refusal: type[errors.FedviError] = errors.IdentityError) -
     whose = "this user" if is_own else f"uid {found.st_uid}"
     who = "o" if not is_own else "go"
     hint = f"chmod {who}= {shlex.quote(str(path))}"
-    inside = "name a folder inside it, which is made with that mode"
+    inside = "name a new folder inside it, which fedvi makes private"
     if stat.S_ISDIR(found.st_mode):
         # A folder for everybody's files, such as /tmp, stays as it is.
         hint = inside if mode & stat.S_ISVTX else f"{hint}; or {inside}"

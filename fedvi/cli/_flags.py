@@ -111,14 +111,15 @@ def life_flags(function: Callable[..., Any]) -> Callable[..., Any]:
         "--life",
         type=FOLDER,
         envvar="FEDVI_LIFE",
-        help="Folder of the ledgers for life: what a site whose policy has a section [life] spent over all "
-        "studies. Use one for all studies, and never restore it from a backup. "
+        help="Folder (an absolute path) of the ledgers for life, which add up what a site spent over all "
+        "studies, if its policy has a section [life]. Use one folder for all studies, and never restore it "
+        "from a backup. "
         "[env: FEDVI_LIFE] [default: ~/.local/state/fedvi/life]",
     )
     begin = click.option(
         "--begin-life",
         is_flag=True,
-        help="Begin a ledger for life, with nothing spent, though the folder has that of another site.",
+        help="Begin a ledger for life, with nothing spent, even if the folder has one of another site.",
     )
     return place(begin(function))
 
@@ -127,7 +128,7 @@ def check_life_charged(has_cap: bool) -> None:
     """Refuses ``--life`` and ``--begin-life`` on a command line whose policies charge nothing for life.
 
     Args:
-      has_cap: whether a policy has a section [life]. FEDVI_LIFE is for all studies, and may be set without.
+      has_cap: whether a policy has a section [life]. FEDVI_LIFE is for all studies, and may be set even so.
 
     Raises:
       ConfigError: names the flag.

@@ -99,19 +99,18 @@ _Connect = Callable[[Assembly, Callable[[], ledger.Ledger], contextlib.ExitStack
     help="Send in clear text to another machine. Everybody in between can read and change it.",
 )
 @policy_of_site(
-    "This site's own policy (TOML), which limits what it will answer, and decides alone on all that "
-    "--allow-… would allow."
+    "This site's own policy (TOML), which limits what it will answer. It replaces the --allow-… options."
 )
 @click.option(
     "--allow-unprotected",
     is_flag=True,
-    help='Without --policy: answer a study of protection = "none": un-noised statistics leave.',
+    help='Without --policy: answer a study with protection = "none", whose statistics leave without noise.',
 )
 @click.option(
     "--allow-simulated-noise",
     is_flag=True,
-    help="Without --policy: answer a study whose noise guarantees nothing, from `insecure_seed` or drawn "
-    "in floating point.",
+    help="Without --policy: answer a study whose noise guarantees nothing, since it follows from "
+    "`insecure_seed` or is drawn in floating point.",
 )
 @life_flags
 @click.option(
@@ -156,8 +155,8 @@ def client(
 
     It dials the server and opens no port. It asks for tasks, checks each against the budget and the
     site's policy, charges the ledger, and only then reads the records and sends a noised answer. If it
-    is stopped, killed or cut off, start it again with the same --state: it goes on where it was. What
-    follows `the server says:` are the server's words, and no advice of fedvi's.
+    is stopped, killed or cut off, start it again with the same --state: it goes on where it was. The
+    text after `the server says:` comes from the server, and is no advice of fedvi's.
 
     Without a network to the server, answer a task that was carried here, and carry the result back. It
     counts as sent once a later task file says that it arrived; until then, the same command writes the

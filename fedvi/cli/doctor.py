@@ -336,7 +336,7 @@ def _server_version(reply: Any) -> Finding:
     return Finding(
         check,
         "warn",
-        f"the server runs another version, and this is {ours}",
+        f"the server runs another version of fedvi, and this is {ours}",
         f"both speak protocol {reply.protocol}; still, use one version of fedvi at all sites",
         server_says=reply.software,
     )

@@ -48,7 +48,7 @@ __all__ = ["enroll"]
 @click.option(
     "--fingerprint",
     help="The SHA-256 that ca.pem must have; the coordinator sends it over a different channel. Needed the "
-    "first time; a terminal shows the fingerprint of ca.pem and asks, if this is left out.",
+    "first time. On a terminal it may be left out: you then compare the fingerprint of ca.pem yourself.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print what was done as JSON.")
 def enroll(
@@ -71,8 +71,9 @@ def enroll(
 
     The key never leaves this folder. A client's NAME is that of its entry in the study.
 
-    Get HEX from the coordinator over the telephone, not with ca.pem: whoever could exchange the one could
-    exchange the other. To renew a certificate under the authority that the folder trusts, leave it out.
+    Get HEX from the coordinator over the telephone, not with ca.pem: whoever could replace ca.pem on its
+    way could replace HEX too. Leave it out to renew a certificate under the authority that the folder
+    trusts.
     """
     if certificate is None:
         if authority is not None or fingerprint is not None:
@@ -95,10 +96,10 @@ def enroll(
 
 
 def _compared(authority: Path) -> str:
-    """Returns the fingerprint of an authority, once somebody has compared it.
+    """Returns the fingerprint of an authority, once the user has confirmed it.
 
     Raises:
-      click.Abort: it is another one, or nobody knows.
+      click.Abort: the user did not confirm it.
     """
     found = certificates.fingerprint(
         certificates.read(authority, "give the authority's ca.pem: --ca")

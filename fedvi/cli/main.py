@@ -21,9 +21,9 @@ __all__ = ["main"]
 
 # Before grpc is imported, which reads this once: it writes a line about every port scan.
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-# XLA warns of each kept program, in lines of 2,000 characters, that its processor's "prefer-no-gather" is
-# unknown here: a setting of the compiler, which no processor has. What goes wrong is raised all the same.
-# JAX itself sets 1, which a process that it starts inherits.
+# For each cached program XLA warns, in 2,000 characters, that this processor lacks "prefer-no-gather": that
+# is a setting of the compiler, and no feature of a processor. Errors are raised all the same. JAX itself
+# sets 1, which a process that it starts inherits.
 if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 # Before NumPy is imported. On cores that other work is using, threads of OpenBLAS take 25 ms for an inverse
@@ -133,8 +133,8 @@ def _not_here(module: str) -> errors.ConfigError:
     """Returns what to say where a command needs a module that is not installed."""
     return errors.ConfigError(
         f"this needs the Python module {module!r}, and it is not installed here",
-        "an image built with `--target server` has only what a server runs on: use the one built without; "
-        "elsewhere, install fedvi with all that it depends on",
+        "an image built with `--target server` has only what a server needs: use the image `fedvi`; "
+        "elsewhere, install fedvi with all its dependencies",
     )
 
 

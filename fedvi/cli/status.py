@@ -103,7 +103,7 @@ def show(run: dict[str, Any], as_json: bool) -> None:
     from fedvi.report import tables
 
     console = tables.console()
-    # Of a running server's run the server tells; a saved one was read here.
+    # A running server's text may be anybody's; a saved one was read here.
     why = (
         errors.quoted(run["reason"])
         if run["reason"] and run["server"] == "running"

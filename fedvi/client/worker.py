@@ -325,11 +325,12 @@ class Worker(Unique):
     def _prepared(self, task: Task) -> "Visit":
         if task.client != self.client:
             raise errors.ProtocolError(f"client {self.client!r} was offered {task.client!r}'s task")
-        # No run hands out such a q, and solvers would stop at it with the release charged.
+        # No run hands out such a q, and a solver would fail on it after the charge.
         if not self._is_proper(task.posterior):
             raise errors.ProtocolError(
                 f"task {task.task_id!r} has a posterior that is improper, expected a proper one",
-                "the server is not as it should be; nothing was charged, and no record was read",
+                "the server is damaged or dishonest: ask the coordinator. Nothing was charged, and no "
+                "record was read",
             )
         check = self._solver.check
         if check is not None and (layout := self._layout()) is not None:

@@ -33,8 +33,8 @@ __all__ = [
     "without_quote",
 ]
 
-# Where a spreadsheet may see the beginning of a formula: at that of a cell, or of a line, or after what
-# separates cells in another country. Of OWASP's "CSV injection": the last ones are the first at full width.
+# Where a spreadsheet may see the beginning of a formula: at the beginning of a cell or a line, or after a
+# separator of cells in other countries. From OWASP's "CSV injection"; the last four are full-width forms.
 FORMULA = re.compile("(?<![^;\\t\\r\\n])(?=[' ]*[-=+@\\t\\r\\n\uff1d\uff0b\uff0d\uff20])")
 _QUOTED = re.compile(FORMULA.pattern.replace("(?=", "'(?="))
 
@@ -149,9 +149,9 @@ def has_decimal_comma(text: str) -> bool:
 
 
 def decoded(text: bytes) -> str:
-    """Returns the text of a cell or a line, which depends on no other: UTF-8, or else Windows-1252.
+    """Decodes a cell or a line, whatever others hold: as UTF-8 or, where it is not UTF-8, as Windows-1252.
 
-    Latin-1 is a part of the latter. No text of it in which an "ä" stands alone is UTF-8 too.
+    Windows-1252 includes Latin-1. A text in it with an "ä" between ASCII letters is never UTF-8.
     """
     try:
         return text.decode()
@@ -234,7 +234,7 @@ def without_quote(cell: str) -> str:
 
 
 def bare(cell: str) -> str:
-    """Takes off all of them: cells are compared without, in files of every format and in a study.
+    """Takes off every such ': cells of files and of a study are compared without them.
 
     >>> bare("''-x"), bare("'n/a")
     ('-x', "'n/a")

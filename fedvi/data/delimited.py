@@ -38,8 +38,8 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
 
     A name that ends in ``.gz`` is unpacked. In a file named ``.tsv`` the default separator is a tab. Empty
     lines are skipped. Blanks around a cell are removed, and so is the ' that fedvi writes before a text
-    that begins as a formula does. A line is read as UTF-8, or if it is not, as Windows-1252, of which
-    Latin-1 is a part. No error shows a cell, in any study. Names
+    that begins as a formula does. A line that is not UTF-8 is read as Windows-1252, which
+    includes Latin-1. No error shows a cell, in any study. Names
     from the first line are shown only if at least half of the wanted names are in it, because the first
     line of a file without a header is a record.
 
@@ -111,8 +111,8 @@ def _lone_rows(path: Path, separator: str, named: bool) -> Iterator[tuple[int, l
     The cells are None if the line cannot be read.
 
     Args:
-      named: whether the first line has the names of the columns. Else it is a record, and no error may
-        depend on it.
+      named: whether the first line has the names of the columns. If not, it is a record, and no error
+        may depend on it.
     """
     for number, line in enumerate(_lines(path, named), 1):
         row = None if line is None else _lone_row(line.rstrip("\r\n"), separator)

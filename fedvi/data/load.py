@@ -259,10 +259,10 @@ class _Cell:
     later: bool = False
 
 
-# The share of records that count as zero from which on their owner is told so.
+# From this share of records that count as zero, their owner is told.
 _TOLD = 0.01
 
-_UNREADABLE = "its line cannot be read, as where a cell has a line break or an open quote"
+_UNREADABLE = "its line cannot be read, for example since a cell has a line break or an open quote"
 _MISSING = 'cells are missing, and missing = "drop"'
 _OUTSIDE = 'numbers are outside the bounds, and outside = "drop"'
 _NO_NUMBER = "cells are no numbers"

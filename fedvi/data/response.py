@@ -43,7 +43,7 @@ class Response:
 
     @property
     def timed(self) -> tuple[str, ...]:
-        """The column of times, if there is one: ``outcome`` wants to know which were above its bound."""
+        """The column of times, if there is one: ``outcome`` needs to know which were above its bound."""
         return self.columns[:1] if self.type == "survival" else ()
 
     @property

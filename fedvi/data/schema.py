@@ -214,7 +214,7 @@ def as_number(text: str) -> float | None:
 def as_code(text: str) -> Code:
     """Returns a cell in the form in which it is compared: its number if finite, else its text.
 
-    Letters that can be written in two ways, such as "ä" or "a" and its mark, are the same (Unicode's NFC).
+    A letter such as "ä" is the same written as one character or as "a" and its mark (Unicode's NFC).
 
     >>> as_code("1.0") == as_code("1"), as_code("typical"), as_code("ä") == as_code("a\u0308")
     (True, 'typical', True)
@@ -391,8 +391,8 @@ def _level_codes(
         if code in codes:
             raise ConfigError(
                 f"{path}.codes: {_shown(cell)} is declared twice",
-                "cells that are numbers are compared as numbers: 1 and 1.0 are the same, 1 and 01 are not; "
-                "and every cell without an ' before what begins a formula, such as '=1",
+                "1 and 1.0 are the same, 1 and 01 are not; an ' before what begins a formula, as in '=1, "
+                "is ignored",
             )
         codes[code] = index
     for index, level in enumerate(levels):

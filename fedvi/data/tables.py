@@ -27,7 +27,7 @@ separator, and a folder holds Parquet files."""
 def chunks(path: str | Path, wanted: Wanted) -> Iterator[Table]:
     """Returns an iterator over the wanted columns, ``wanted.rows`` records at a time; at least one table.
 
-    Letters that can be written in two ways, such as "ä" or "a" and its mark, are the same in names.
+    In names, a letter such as "ä" is the same written as one character or as "a" and its mark.
 
     Raises:
       ConfigError, DataError: as the format's own ``chunks``.

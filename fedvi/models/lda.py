@@ -129,7 +129,8 @@ class LatentDirichlet:
             if found is not None and not _LEAST <= found <= 1.0 / _LEAST:
                 raise errors.ModelError(
                     f"{name} is {found:g}, expected a number from {_LEAST:g} to {1.0 / _LEAST:g}",
-                    "beyond it 32 bits do not tell what a document adds; left out, it is 1 / topics",
+                    "outside of this range, 32-bit numbers lose what a document adds; left out, it is "
+                    "1 / topics",
                 )
         if not 0.0 <= self.tolerance < math.inf:
             raise errors.ModelError(f"tolerance is {self.tolerance}, expected at least 0")

@@ -375,8 +375,7 @@ def check_counterpart(
             raise LedgerError(
                 f"the {'server' if holder == 'client' else 'client'} has no ledger of "
                 f"{ledger.header.client!r}, and the {holder}'s has {len(ledger.entries)} entries",
-                hint="its state was lost, or it is another one than before: go on from its newest "
-                "state, or begin a new study",
+                hint="its state was lost or replaced: go on from its newest state, or begin a new study",
             )
         return
     if seen.entries > len(ledger.entries):

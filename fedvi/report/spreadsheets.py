@@ -1,4 +1,4 @@
-"""Writes every table that fedvi writes as CSV, so that no cell of it is a formula of a spreadsheet.
+"""Writes all CSV files of fedvi, so that a spreadsheet takes no cell for a formula.
 
 Names of sites, columns and levels come from files of other people, and a spreadsheet computes a text that
 begins as a formula does: ``=HYPERLINK(…)`` opens an address, ``=cmd|…`` may start a program.

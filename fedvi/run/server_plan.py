@@ -65,7 +65,7 @@ ARRAYS = "plan"
 """The name, within a server's folder, of the folder of a plan's large arrays."""
 
 _FORMAT = 3
-# That of 0.1.0, which knows no limits of answers: results of it are read, and no server runs on it.
+# That of 0.1.0, without limits of answers: results with such a plan are read, but no server runs on it.
 _BEFORE = 2
 
 _INLINE_BYTES = 1 << 20  # a larger array would take several times its size as text
@@ -120,7 +120,7 @@ class ServerPlan:
       expected: the expectation for its result, see ``fedvi.planning.widths.expectation``; or None.
       gather: how answers are summed, see ``ServerSpec.gather``; None if each is folded by itself.
       is_kept: whether it was read from a server's folder.
-      is_whole: whether it has what a server needs; one of an earlier format is for reading a result.
+      is_whole: whether it has what a server needs; a plan of an earlier format serves to read a result.
     """
 
     software: str
@@ -171,7 +171,7 @@ def prepare(study_path: Path, folder: Path | None = None) -> ServerPlan:
         try:
             found = read(path, study.parts)
         except errors.CodeRefused:
-            raise  # no other version wrote it: somebody else did
+            raise  # no version of fedvi wrote such a plan
         except errors.ConfigError:
             found = None  # of another version, or damaged: it can be computed again
         if found is not None and _fits(found, study):
@@ -216,7 +216,7 @@ def read(path: Path, parts: plugins.OutsideCode | None = None) -> ServerPlan:
         plan = _from_json(content, path, parts)
     except (errors.CodeRefused, errors.PolicyRefused) as error:
         raise located(error, str(path), text, "study") from error
-    # Here, where the file is known that names them; ``to_spec`` looks them up once more.
+    # Checked here, where the error can name the file; ``to_spec`` looks them up once more.
     named = [part.finish for part in plan.workers.values()]
     for name in named if plan.stand is None else [*named, plan.stand]:
         try:

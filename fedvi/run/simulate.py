@@ -172,15 +172,14 @@ def simulate(
       life: the folder of the ledgers for life, one for each ``site`` in a policy's [life]; None: that of
         the environment variable FEDVI_LIFE, or ``$XDG_STATE_HOME/fedvi/life``, or
         ``~/.local/state/fedvi/life``. It does not follow from the policies' files.
-      begin_life: begin a ledger for life, with nothing spent, though the folder has that of another site.
+      begin_life: begin a ledger for life, with nothing spent, even if the folder has one of another site.
       private_metrics, remove, add: see ``run``.
       cache: a folder for prepared records on disk, whatever their number; None: in memory, or in the
         system's folder for temporary files if they would take much memory.
       on_warning: called with each warning of `fedvi check`, before data are read; if a ledger for life is
-        begun; and for a client most of
-        whose records count as zero, or that has more records than the study declares. The latter is
-        private: only for someone who may see all records. Left out, they are Python's warnings; None: no
-        word is said.
+        begun; and for a client of whose records at least 1 % count as zero, or that has more records than
+        the study declares. The latter two are private: only for someone who may see all
+        records. Left out, they are Python's warnings; None: no word is said.
       parts: the code from outside fedvi that the study names: name → the function or class itself, such as
         ``{"waiting": Waiting}``. A study file cannot import any.
 

@@ -90,7 +90,7 @@ class Coordinator:
         """Answers one request.
 
         Raises:
-          FedviError: as in ``protocol.step``; nothing changes, but that a client whose answer is
+          FedviError: as in ``protocol.step``; nothing changes, except that a client whose answer is
             impossible is left out.
         """
         (step,) = self.handle_all([request])

@@ -41,8 +41,8 @@ def lock_folder(folder: Path, hint: str) -> int:
       hint: what to do if another process holds the lock.
 
     Raises:
-      LedgerError: another process holds it, which is the cause; or the folder cannot be made or locked; or
-        others than this user can reach it.
+      LedgerError: another process holds it (then the cause is a ``BlockingIOError``); or the folder cannot
+        be made or locked; or other users can reach it.
     """
     try:
         fresh = [level for level in (folder, *folder.parents) if not level.exists()]

@@ -44,8 +44,8 @@ def place_of(given: Path | None = None) -> Path:
         if not Path(named).is_absolute():
             whole = Path(os.path.expanduser(named)).absolute()
             raise errors.ConfigError(
-                f"the folder of the ledgers for life is {str(named)!r}, expected an absolute path: from "
-                "another folder it would name a fresh ledger, with nothing spent",
+                f"the folder of the ledgers for life is {str(named)!r}, expected an absolute path: a "
+                "client started in another folder would begin another ledger, with nothing spent",
                 f"write it in full, such as --life {shlex.quote(str(whole))}",
             )
         return Path(named)
@@ -56,7 +56,7 @@ def place_of(given: Path | None = None) -> Path:
             base = Path.home() / ".local" / "state"
     if not base.is_absolute():
         raise errors.ConfigError(
-            "this account has no home folder, where the ledger for life would be kept", _HINT
+            "this account has no home folder to keep the ledger for life in", _HINT
         )
     return base / "fedvi" / "life"
 
@@ -115,7 +115,8 @@ class LifeLedger:
                 tell(
                     f"begins a ledger for life of {header.client!r}, with nothing spent, in "
                     f"{self._folder}. If this site has one elsewhere, under another account or in another "
-                    f"folder, stop, remove this one, and {_HINT}"
+                    f"folder, stop, remove this one, and name the folder of that one with --life FOLDER or "
+                    "FEDVI_LIFE"
                 )
             self._header = header
             with self._opened():
@@ -165,7 +166,8 @@ class LifeLedger:
             raise errors.LedgerError(
                 f"the ledger for life of {expected.client!r} in {self._folder} was begun with "
                 f"{_cap(found)}; {policy or 'the policy'} has {_cap(expected)} in [life]",
-                hint="all policies of a site have the same [life]: write the cap of the ledger",
+                hint="all policies of a site must have the same [life]: write that of the ledger into the "
+                "policy",
             )
 
     def _check_fresh(self, site: str, lock: int, begin: bool) -> None:
@@ -174,7 +176,7 @@ class LifeLedger:
         if folder.exists() and not is_unbegun(folder):
             raise errors.LedgerError(
                 f"{folder} was the ledger for life of {site!r}, and {DATABASE} is missing or empty",
-                hint="restore it: a fresh ledger would forget what was spent",
+                hint="put the file back: a fresh ledger would forget what was spent",
             )
         others = [item for item in sorted(place.iterdir()) if item != folder and _had_ledger(item)]
         for item in others:
@@ -260,8 +262,9 @@ def _check_moved(old: Path, place: Path) -> None:
         raise errors.LedgerError(
             f"{old} and {new} both hold what {kept.header.client!r} spent for life, and neither holds all "
             "of it",
-            hint="look at both with `fedvi ledger show`; leave in the place the one that spent more, move "
-            f"the other one out of {old.parent}, and lower what each policy allows by what it spent",
+            hint="`fedvi ledger show` prints both: at most their sum was spent. Move "
+            f"{shlex.quote(str(old))} to another folder, and begin a third ledger: --begin-life, and in "
+            "[life] another `site`, with what is left as the cap",
         )
 
 

@@ -26,8 +26,8 @@ def patiently(take: Callable[[], _Taken], place: str) -> _Taken:
       place: names the folder in the error.
 
     Raises:
-      LedgerError: another process held it for 20 seconds, which is the cause; or whatever else ``take``
-        raises.
+      LedgerError: another process held it for 20 seconds (then the cause is a ``BlockingIOError``); or
+        whatever else ``take`` raises.
     """
     end = time.monotonic() + _PATIENCE_SECONDS
     while True:

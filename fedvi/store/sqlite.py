@@ -334,7 +334,7 @@ def read_ledger(folder: Path) -> Ledger:
 
 
 def is_unbegun(folder: Path) -> bool:
-    """Whether a crash left a store into which nothing was ever written, as its lock file says as well.
+    """Whether a crash left a store into which nothing was ever written; its lock file must say so too.
 
     Raises:
       LedgerError: there is a database that cannot be read.

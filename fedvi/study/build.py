@@ -467,13 +467,13 @@ def _warnings(study: Study, model: Any) -> tuple[str, ...]:
 
 
 def _clipped_exposure(schema: Any, design: Any) -> tuple[str, ...]:
-    """Warns of an offset that is clipped: events are counted, and the exposure that they took is not."""
+    """Warns of an offset that is clipped: all events are counted, but not all of their exposure."""
     offset = None if design is None else design.offset
     if offset is None or schema[offset.column].outside != "clip":
         return ()
     return (
-        f"data.schema.{offset.column} is an exposure, and those outside of its bounds are clipped, so that "
-        'rates come out wrong: set outside = "drop", or widen `bounds`',
+        f"data.schema.{offset.column} is an exposure, and values outside of its bounds are clipped, so "
+        'that rates come out wrong: set outside = "drop", or widen `bounds`',
     )
 
 

@@ -78,8 +78,8 @@ def check_without_policy(
     if assembly.request.simulated and not simulated_noise:
         seed = study.simulation.insecure_seed
         found["simulated_noise"] = (
-            f'mechanism = "{study.privacy.mechanism}" in [privacy]: its noise, as of floating point, '
-            "guarantees nothing for the statistics of the records that would leave this site"
+            f'mechanism = "{study.privacy.mechanism}" in [privacy]: its noise is drawn in floating '
+            "point, and guarantees nothing for the statistics of the records that would leave this site"
             if seed is None
             else f"insecure_seed = {seed} in [simulation]: whoever has the file can take the noise off, "
             f"so that {leaves}"
@@ -89,8 +89,9 @@ def check_without_policy(
         raise errors.PolicyRefused(
             f"{file} guarantees nothing, and no policy of this site allows it: "
             + "; ".join(found.values()),
-            hint=f"if the records are made up or public, {flags} lets this study through once, and "
-            f"{', '.join(f'{key} = true' for key in found)} under [allow] of a --policy all like it",
+            hint=f"if the records are made up or public: {flags} answers this study; "
+            f"{', '.join(f'{key} = true' for key in found)} under [allow] of a --policy allows all such "
+            "studies",
         )
 
 

@@ -172,7 +172,7 @@ def layout(like: Eta) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 
 def differs(found: Mapping[str, tuple[str, tuple[int, ...]]], like: Eta) -> str:
-    """Says which array of a layout is another one than expected; names of a stranger's are not shown.
+    """Says which array of a layout is not as expected; names that a stranger chose are not shown.
 
     >>> differs({"mu": ("<f8", (3,))}, np.zeros(2))
     "without array 'value' of dtype <f8 and shape (2,)"
@@ -254,7 +254,7 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _called(name: str) -> str:
-    """Returns the name of an array, if it is one and no sentence of whoever sent it."""
+    """Returns the name of an array, unless it is a sentence, which a stranger may have sent."""
     return name if _NAME.fullmatch(name) else "an array"
 
 

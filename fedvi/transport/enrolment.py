@@ -156,8 +156,8 @@ def _check_authority(folder: Path, root: x509.Certificate, expected: str | None)
             )
         return
     if not (folder / AUTHORITY).exists():
-        # Whoever exchanged ca.pem on its way could show a server of their own. The fingerprint that was
-        # found is not in the message: it would be copied.
+        # Whoever replaced ca.pem on its way could pose as the server. The message does not show the
+        # fingerprint that was found, since it would be copied from there.
         raise errors.IdentityError(
             f"--fingerprint is missing, and {folder} trusts no authority yet",
             "ask the coordinator for the fingerprint over the telephone (`fedvi ca list` prints it there), "

@@ -37,8 +37,8 @@ _BROKEN_OFF = (
 # Messages of gRPC's versions for a trusted certificate that is for other hosts.
 _MISNAMED = ("hostname verification check failed", "is not in peer certificate")
 
-# Phrases of gRPC's texts. Nothing tells its texts from those of a server, so of a text with one of these
-# nothing but the phrase is shown.
+# Phrases of gRPC's texts. A server can send the same, and nobody can tell whose they are: of a text with
+# one of these, only the phrase is shown.
 _PHRASES = (
     "Concurrent RPC limit exceeded",
     "Bandwidth exhausted or memory limit exceeded",
@@ -62,12 +62,12 @@ _PHRASES = (
     "failed to connect to all addresses",
 )
 
-# What this party can look at, for a class of error; whatever the server says of the cause.
+# What this party can check, for a class of error, whatever cause the server gives.
 _ADVICE = {
     errors.IdentityError: "is this certificate still admitted, or was it revoked or made anew? `fedvi "
-    "doctor` looks at it; ask the coordinator by another way",
-    errors.LedgerError: "was one of the two ends set back to a backup? `fedvi ledger show` prints what was "
-    "charged here",
+    "doctor` looks at it; ask the coordinator over a different channel",
+    errors.LedgerError: "was the server, or this client, set back to a backup? `fedvi ledger show` prints "
+    "what was charged here",
     errors.Superseded: "is this state in use twice? stop one of the two",
     errors.ProtocolError: "are the study file and the version of fedvi those of the server? `fedvi doctor` "
     "compares the two ends",
@@ -213,7 +213,7 @@ def _shortened(text: str) -> str:
 
 
 def _advice(kind: type[errors.FedviError]) -> str:
-    """Returns what this party can look at after a refusal of a class."""
+    """Returns what this party can check after a refusal with an error of this class."""
     for one, advice in _ADVICE.items():
         if issubclass(kind, one):
             return advice

@@ -54,7 +54,7 @@ class Block(NamedTuple):
       symmetric: whether the last two axes are a symmetric matrix, of which the lower triangle is released.
         It must be symmetric bit for bit, so that its norm is that of the released numbers.
       positive: whether no record's array is negative: all its entries are at least 0, or, if it is
-        symmetric, its eigenvalues. A server refuses sums that noise alone does not make negative.
+        symmetric, its eigenvalues. A server refuses sums that are more negative than noise can make them.
       total: the most that a record's entries add up to, where ``positive``; None if nothing bounds it.
     """
 

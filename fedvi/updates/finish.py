@@ -73,7 +73,7 @@ def finish_low_rank(value: dict[str, np.ndarray], task: Task, *, farthest: float
     if not ((after >= before / most) & (after <= before * most)).all():
         raise errors.ImpossibleAnswer(
             f"the answer to task {task.task_id!r} has a number of 'd' that is not within a factor of "
-            f"{most:.6g} of the broadcast one, expected what the solver's steps reach",
+            f"{most:.6g} of the broadcast one, expected what the solver's steps can reach",
             "does the site run the same study and the same version of fedvi, and is it who it should be?",
         )
     return change

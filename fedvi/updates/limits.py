@@ -23,7 +23,7 @@ _ROUNDING = 1.001
 
 
 class Sign(NamedTuple):
-    """An array to which no contribution is negative.
+    """An array in which no contribution is negative.
 
     Attributes:
       name: of the array.
@@ -46,7 +46,7 @@ class Limit(NamedTuple):
       sd: of the noise in each number; 0 without noise.
       numbers: how many there are.
       each: the largest size of one number of that sum; None: as large as the norm.
-      signs: of arrays that are sums of what is not negative.
+      signs: arrays in which no contribution is negative.
     """
 
     contributions: float
@@ -90,7 +90,7 @@ def limit_of(
 def check(
     limit: Limit, value: Mapping[str, np.ndarray], what: str, answers: int = 1, louder: float = 1.0
 ) -> None:
-    """Refuses an answer, or a sum of answers, that is not what any declared records give.
+    """Refuses an answer, or a sum of answers, that no declared records can give.
 
     With N(0, sd²) as noise in each of n numbers, and z = 8:
 
@@ -174,6 +174,6 @@ def _tail(count: int) -> float:
 
 def _refuse(found: str) -> None:
     raise errors.ImpossibleAnswer(
-        f"{found}, expected at most that of the declared records' clipped contributions and their noise",
+        f"{found}, expected what the declared records' clipped contributions and their noise can give",
         "does the site run the same study and the same version of fedvi, and is it who it should be?",
     )

@@ -289,7 +289,7 @@ def _vanishing(model: Model, foreseen: Foreseen | None) -> list[list[int]]:
 
 
 def _bends_down(model: Model) -> bool:
-    """Whether no record's curvature b·x xᵀ has a b < 0, for certain: an outcome from elsewhere must say so.
+    """Whether b ≥ 0 is certain in every record's curvature b·x xᵀ; an outcome from elsewhere must say so.
 
     Where a record has several predictors, rounding may leave its curvature less than semidefinite.
     """

@@ -69,8 +69,8 @@ class Response(Protocol):
     Frozen and hashable: all fields are public. Outcomes of several numbers have them on
     axes after those of the predictor; otherwise both functions are elementwise and broadcast.
     A response whose log p(y | a) is not concave in a says ``concave = False``: Newton steps are then
-    advised against. One that says ``concave = True`` never returns a second derivative above 0: a server
-    refuses curvatures that are negative beyond noise.
+    advised against. One that says ``concave = True`` must never return a second derivative above 0: a
+    server refuses curvatures that are more negative than noise can make them.
     """
 
     conjugate: ClassVar[bool]

@@ -29,8 +29,8 @@ delta = {toml(answers.delta)}
 rounds = {answers.rounds}                       # {rounds}
 # noise_multiplier = 1.0          # the smallest that is allowed
 
-# [life]                          # all studies of this site together, kept in ~/.local/state/fedvi/life
-# site = "this site"              # or --life FOLDER: the same name and cap in all policies of the site
+# [life]                          # all studies of this site together: the same in each of its policies;
+# site = "this site"              # the ledger is in ~/.local/state/fedvi/life, or in --life FOLDER
 # epsilon = {toml(life)}
 # delta = {toml(answers.delta)}
 # unit = "{answers.unit}"
@@ -53,9 +53,10 @@ def coordinator_text(answers: Answers) -> str:
 #   docker compose -f compose.coordinator.yaml up -d
 #   docker compose -f compose.coordinator.yaml exec server fedvi status /state
 #
-# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001, key.pem
+# tls/server holds ca.pem, cert.pem, key.pem and roster.json (README.md), readable by uid 10001, and key.pem
 # by nobody else (`sudo chown -R 10001:10001 tls/server`). The state, ledgers included, is in the volume
-# server-state: back it up with `fedvi backup`.
+# server-state: back it up with `fedvi backup`. The image is built in a clone of fedvi:
+# `docker build -f docker/Dockerfile --target server -t fedvi-server .`
 services:
   server:
     image: ${{FEDVI_SERVER_IMAGE:-fedvi-server}}
@@ -97,8 +98,8 @@ def site_text(answers: Answers, server: str) -> str:
         option = "\n              --policy, /policy/policy.toml,"
         policy = "\n      - ${FEDVI_POLICY:?a folder with policy.toml}:/policy:ro"
         policy_how = """
-# FEDVI_POLICY is a folder of the site's own with policy.toml. What the site charges for life is in the
-# volume fedvi-life, which all studies of this machine share."""
+# FEDVI_POLICY is a folder of the site's own with policy.toml. The ledger for life, if the policy has a
+# section [life], is in the volume fedvi-life, which all studies of this machine share."""
         once = "#   docker volume create fedvi-life     # once a machine, for all studies\n"
         environment = "    environment: {FEDVI_LIFE: /life}\n"
         life = "\n      - life:/life"
@@ -113,8 +114,9 @@ def site_text(answers: Answers, server: str) -> str:
 #   docker compose -f compose.site.yaml up -d
 #
 # tls holds ca.pem, cert.pem and key.pem (README.md). What is mounted must be readable by uid 10001, and
-# key.pem by nobody else: `sudo chown -R 10001:10001 tls{owned}`, and for the records
-# `sudo install -o 10001 -m 0400` of a copy.
+# key.pem by nobody else: `sudo chown -R 10001:10001 tls{owned}`. For the records, make a copy with
+# `sudo install -o 10001 -m 0400 {name}.csv records.csv`, and name it in FEDVI_DATA. The image is built in a
+# clone of fedvi: `docker build -f docker/Dockerfile -t fedvi .`
 # Records in another kind of file: FEDVI_FILE=records.parquet says its ending.{policy_how}
 # The ledger is in the volume state: never restore it from a backup, since a copy forgets what was spent.
 services:
@@ -235,8 +237,8 @@ coordinator$ fedvi server study.toml --listen 0.0.0.0:{server.rpartition(":")[2]
 coordinator$ fedvi status .fedvi/{answers.name}/server
 ```
 
-Or `cp authority/roster.json tls/server/roster.json`, after each `fedvi ca` command that changes it, and
-`docker compose -f compose.coordinator.yaml up -d`.
+Or `sudo install -o 10001 -g 10001 -m 0600 authority/roster.json tls/server/roster.json`, after each
+`fedvi ca` command that changes the roster, and `docker compose -f compose.coordinator.yaml up -d`.
 
 ## 4. The clients
 

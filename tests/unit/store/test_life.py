@@ -126,7 +126,7 @@ def test_the_first_is_begun_aloud_and_later_ones_are_found(tmp_path):
     assert isinstance(keeper, Keeper)
     (line,) = said
     assert f"begins a ledger for life of 'north', with nothing spent, in {keeper.place}" in line
-    assert "name another place with --life FOLDER or FEDVI_LIFE" in line
+    assert "name the folder of that one with --life FOLDER or FEDVI_LIFE" in line
     charge(keeper, "a")
     again = opened(tmp_path / "life", tell=said.append)
     charge(again, "b")
@@ -249,7 +249,7 @@ def test_two_caps_of_one_site_are_named_and_refused(tmp_path):
         said = caught.value.message
         assert f"'north' in {keeper.place} was begun with epsilon = 1.0, delta = 1e-05" in said
         assert f"{file} has epsilon = {header.epsilon}, delta = {header.delta}, unit =" in said
-        assert "write the cap of the ledger" in caught.value.hint
+        assert "write that of the ledger into the policy" in caught.value.hint
     assert opened(tmp_path).ledger.header.epsilon == 1.0
 
 

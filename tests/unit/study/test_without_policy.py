@@ -18,7 +18,7 @@ PRIVATE = {"kind": "dp_optimisation", "steps": 2, "clip_norm": 1.0}
 LEAVES = "un-noised statistics of the records would leave this site"
 OPEN = f'protection = "none" in [privacy]: {LEAVES}'
 SEEDED = "insecure_seed = 3 in [simulation]: whoever has the file can take the noise off"
-FLOAT = 'mechanism = "gaussian" in [privacy]: its noise, as of floating point, guarantees nothing'
+FLOAT = 'mechanism = "gaussian" in [privacy]: its noise is drawn in floating point, and guarantees nothing'
 
 STUDIES = {
     "a promise": ({}, {}),
