@@ -65,7 +65,7 @@ def test_the_hint_can_be_typed_and_closes_no_folder_of_everybody(tmp_path):
     folder.chmod(0o1777)
     with pytest.raises(errors.IdentityError) as caught:
         permissions.check(folder)
-    assert caught.value.hint.startswith("name a folder inside it")
+    assert caught.value.hint.startswith("name a new folder inside it")
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o701, 0o770])
