@@ -75,7 +75,7 @@ def test_no_store_is_opened_in_a_folder_that_others_can_reach(tmp_path, mode):
     folder.chmod(mode)
     with pytest.raises(errors.LedgerError, match=f"has mode {mode:04o}.*expected 0700") as caught:
         SqliteClientStore(folder, HEADER)
-    assert caught.value.hint.startswith(f"chmod go= {folder}; or name a folder inside it")
+    assert caught.value.hint.startswith(f"chmod go= {folder}; or name a new folder inside it")
     # The server's store takes its lock by the same function.
     with pytest.raises(errors.LedgerError, match=f"has mode {mode:04o}"):
         files.lock_folder(folder, "")
