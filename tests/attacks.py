@@ -76,8 +76,6 @@ ATTACKS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "half-open streams": (
             "tests/integration/test_server_identity.py::"
             "test_calls_whose_message_never_comes_take_no_places_of_others",
-            "tests/integration/test_server_identity.py::"
-            "test_400_half_open_streams_take_no_places_of_others",
         ),
         "unfinished uploads": (
             "tests/integration/test_server_app.py::"

@@ -19,6 +19,22 @@ from fedvi.study.config import parse_study
 
 REFERENCES = Path(__file__).parent / "references"
 
+CONJUGATE: dict[str, dict[str, Any]] = {
+    "discrete_network": {"variables": ["a", "b"], "levels": [2, 3], "parents": [[], ["a"]]},
+    "factor_analysis": {"columns": ["a", "b"], "factors": 1, "scales": [1.0, 1.0], "row_norm": 1.5},
+    "gaussian_mixture": {
+        "columns": ["a", "b"],
+        "components": 2,
+        "scales": [1.0, 1.0],
+        "row_norm": 2.0,
+    },
+    "hidden_markov": {"states": 2, "symbols": 3, "length": 4},
+    "latent_dirichlet": {"topics": 2, "vocabulary": 9, "length": 20.0, "distinct": 4},
+    "linear_unknown_noise": {"coefficients": ["a"], "prior_scales": [3.0], "row_norm": 1.0},
+    "sigmoid_belief_network": {"visible": 3, "hidden": 2},
+}
+"""Arguments of a small model of each conjugate kind."""
+
 
 def raw_study(
     clients: list[str],

@@ -19,6 +19,7 @@ from fedvi.expfam import tree
 from fedvi.study import build
 from fedvi.study.config import parse_study
 from tests.plug_ins import declare
+from tests.studies import CONJUGATE
 
 MODULE = "fedvi_test_levels"
 MODEL = '''
@@ -264,24 +265,8 @@ def test_a_table_is_no_file_of_arrays(here):
     assert "north.csv is no .npz, expected one with level [N]" in said
 
 
-KINDS = {
-    "discrete_network": {"variables": ["a", "b"], "levels": [2, 3], "parents": [[], ["a"]]},
-    "factor_analysis": {"columns": ["a", "b"], "factors": 1, "scales": [1.0, 1.0], "row_norm": 1.5},
-    "gaussian_mixture": {
-        "columns": ["a", "b"],
-        "components": 2,
-        "scales": [1.0, 1.0],
-        "row_norm": 2.0,
-    },
-    "hidden_markov": {"states": 2, "symbols": 3, "length": 4},
-    "latent_dirichlet": {"topics": 2, "vocabulary": 9, "length": 20.0, "distinct": 4},
-    "linear_unknown_noise": {"coefficients": ["a"], "prior_scales": [3.0], "row_norm": 1.0},
-    "sigmoid_belief_network": {"visible": 3, "hidden": 2},
-}
-
-
 def test_a_topic_model_of_a_study_says_how_long_a_document_may_be():
-    settings = KINDS["latent_dirichlet"]
+    settings = CONJUGATE["latent_dirichlet"]
     raw = {
         "study": {"name": "kinds"},
         "model": {"kind": "latent_dirichlet", "topics": 2, "vocabulary": 9},
@@ -306,7 +291,7 @@ def test_a_topic_model_of_a_study_says_how_long_a_document_may_be():
 
 
 def test_every_kind_is_tried_here():
-    assert tuple(KINDS) == models.CONJUGATE
+    assert tuple(CONJUGATE) == models.CONJUGATE
 
 
 @pytest.mark.parametrize("kind", models.__all__)
@@ -316,11 +301,11 @@ def test_no_kind_is_the_name_of_a_module(kind):
 
 
 @pytest.mark.nightly(but=("discrete_network", "factor_analysis", "linear_unknown_noise"))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CONJUGATE)
 def test_a_study_may_be_of_any_kind(kind, tmp_path):
     raw = {
         "study": {"name": "kinds"},
-        "model": {"kind": kind, **KINDS[kind]},
+        "model": {"kind": kind, **CONJUGATE[kind]},
         "solver": {"kind": "vips"},
         "schedule": {"kind": "sequential", "rounds": 1},
         "privacy": {"epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "add_remove"},

@@ -375,56 +375,47 @@ def test_no_holder_of_a_certificate_can_take_the_places_of_others(folders, tmp_p
         wait_until(lambda: not is_refused(channels[0]))
 
 
+def half_open(server, credentials, method, count, never):
+    """Opens calls whose message never comes, 50 a connection; waits until those without a place ended."""
+    held = []
+    for _ in range(count // 50):
+        options = (("grpc.use_local_subchannel_pool", 1),)
+        channel = server.channel(server.addresses.listen, credentials, options)
+        call = channel.stream_unary(f"/fedvi.v1.FederationService/{method}")
+        held += [call.future(never()) for _ in range(50)]
+    wait_until(lambda: sum(call.done() for call in held) >= count - access.CALLS_AT_ONCE)
+    return held
+
+
 @pytest.mark.parametrize(
-    "method", ["/fedvi.v1.FederationService/Hello", "/fedvi.v1.FederationService/GetPayload"]
+    ("method", "count"),
+    [
+        ("Hello", 150),
+        ("GetPayload", 150),
+        pytest.param("SubmitResult", 400, marks=pytest.mark.nightly),
+    ],
 )
 def test_calls_whose_message_never_comes_take_no_places_of_others(
-    folders, tmp_path, monkeypatch, method
+    folders, tmp_path, monkeypatch, method, count
 ):
     # What gRPC does not tell a handler of: the call is open, and its one message is not there.
     monkeypatch.setattr(calls, "ASK_SECONDS", 5.0)
-    spec = make_spec()
-    sent = threading.Event()
+    monkeypatch.setattr(service, "CHUNK_SECONDS", 5.0)
+    spec, sent = make_spec(), threading.Event()
 
     def never():
-        sent.wait(30.0)
+        sent.wait(60.0)
         yield from ()
 
     with serving(folders, tmp_path, spec) as server, contextlib.ExitStack() as closing:
         closing.callback(sent.set)
         credentials = identity.channel_credentials(folders["north"])
-        held = []
-        for _ in range(3):
-            options = (("grpc.use_local_subchannel_pool", 1),)
-            channel = server.channel(server.addresses.listen, credentials, options)
-            held += [channel.stream_unary(method).future(never()) for _ in range(50)]
-        wait_until(lambda: sum(call.done() for call in held) >= 150 - access.CALLS_AT_ONCE)
+        held = half_open(server, credentials, method, count, never)
         link(server, spec, "south", folders["south"]).handle(greeting(spec, "south"))
         wait_until(lambda: all(call.done() for call in held))
         refused = [str(status.from_status(call)) for call in held]
-        assert sum("did not come within 5 s" in text for text in refused) == access.CALLS_AT_ONCE
-
-
-@pytest.mark.nightly
-def test_400_half_open_streams_take_no_places_of_others(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(service, "CHUNK_SECONDS", 5.0)
-    spec, ended = make_spec(), threading.Event()
-
-    def never():
-        ended.wait(60.0)
-        yield from ()
-
-    with serving(folders, tmp_path, spec) as server, contextlib.ExitStack() as closing:
-        closing.callback(ended.set)
-        credentials = identity.channel_credentials(folders["north"])
-        options, held = (("grpc.use_local_subchannel_pool", 1),), []
-        for _ in range(8):
-            channel = server.channel(server.addresses.listen, credentials, options)
-            upload = channel.stream_unary("/fedvi.v1.FederationService/SubmitResult")
-            held += [upload.future(never()) for _ in range(50)]
-        wait_until(lambda: sum(call.done() for call in held) >= 400 - access.CALLS_AT_ONCE)
-        link(server, spec, "south", folders["south"]).handle(greeting(spec, "south"))
-        wait_until(lambda: all(call.done() for call in held))
+        said = "nothing came for 5 s" if method == "SubmitResult" else "did not come within 5 s"
+        assert sum(said in text for text in refused) == access.CALLS_AT_ONCE
         # Also the site itself comes in again.
         link(server, spec, "north", folders["north"]).handle(greeting(spec, "north"))
 

@@ -21,7 +21,7 @@ from fedvi.study.config import parse_study
 from fedvi.transport import codec
 from fedvi.updates import limits
 from fedvi.updates.base import Task
-from tests.studies import raw_study
+from tests.studies import CONJUGATE, raw_study
 
 NAMES = ["north", "south", "west"]
 RECORDS = 300
@@ -33,28 +33,13 @@ SOLVERS = {
     "virtual_clients": {"parts": 3, "by_place": True},
     "dp_optimisation": {"steps": 10},
 }
-# Models that bring their statistics, and what else a site may answer with.
-STATISTICS = {
-    "discrete_network": {"variables": ["a", "b"], "levels": [2, 3], "parents": [[], ["a"]]},
-    "factor_analysis": {"columns": ["a", "b"], "factors": 1, "scales": [1.0, 1.0], "row_norm": 1.5},
-    "gaussian_mixture": {
-        "columns": ["a", "b"],
-        "components": 2,
-        "scales": [1.0, 1.0],
-        "row_norm": 2.0,
-    },
-    "hidden_markov": {"states": 2, "symbols": 3, "length": 4},
-    "latent_dirichlet": {"topics": 2, "vocabulary": 9, "length": 20.0, "distinct": 4},
-    "linear_unknown_noise": {"coefficients": ["a"], "prior_scales": [3.0], "row_norm": 1.0},
-    "sigmoid_belief_network": {"visible": 3, "hidden": 2},
-}
-KINDS = [*SOLVERS, *STATISTICS, "site effects", "diagonal"]
-SIGNED = ["site_release", "vips", *STATISTICS]
+KINDS = [*SOLVERS, *CONJUGATE, "site effects", "diagonal"]
+SIGNED = ["site_release", "vips", *CONJUGATE]
 
 
 def study(kind="site_release", noise=26.0, schedule=None, **privacy):
     solver = {"site effects": "dp_optimisation", "diagonal": "dp_optimisation"}.get(kind, kind)
-    solver = "vips" if kind in STATISTICS else solver
+    solver = "vips" if kind in CONJUGATE else solver
     raw = raw_study(
         NAMES,
         2,
@@ -77,8 +62,8 @@ def study(kind="site_release", noise=26.0, schedule=None, **privacy):
             "site_effect": "intercept",
             "site_scale": 0.8,
         }
-    if kind in STATISTICS:
-        raw["model"] = {"kind": kind, **STATISTICS[kind]}
+    if kind in CONJUGATE:
+        raw["model"] = {"kind": kind, **CONJUGATE[kind]}
         del raw["family"], raw["prior"], raw["data"]["schema"]
     raw["data"]["max_records"] = RECORDS
     raw["privacy"]["records_public"] = "by_place" in SOLVERS[solver]
