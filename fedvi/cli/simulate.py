@@ -352,6 +352,7 @@ def _show(
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"
     said = remarks.remarks(assembly.study, assembly.family, rows)
+    said += remarks.of_noise(assembly.study, outcome.record(result).noise_scale)
     tables.say(filter(None, (*tables.ratio_notes(rows, ratio), *said)))
     console.print(tables.privacy_table(outcome.privacy_rows(result), title), crop=False)
     lines = _remarks(result)

@@ -157,10 +157,22 @@ def _at_rows(
     predictor = product(x, mean)[:, None] + spread[:, None] * points[None, :]
     # Row by row, so that an outcome from outside of fedvi cannot look at another record.
     _, slope, bend = jax.vmap(model.derivatives)(predictor, y[:, None])
-    centre, scale, constant = at
+    centre, scale, constant, spread, level = at
+    plan = getattr(model, "surveyed", None)
+    larger = jnp.where(spread > 0.0, spread, 1.0)
+    if plan is not None and plan.kind == "number":
+        assumed = (model.noise_scale / larger) ** 2
+        narrower = jnp.where(spread > 0.0, assumed, 1.0)
+        slope, bend = narrower * slope, narrower * bend
+    elif plan is not None:
+        # An exposure may be known only with the outcome, as a follow-up that ends at the event is. A weight
+        # may not depend on it.
+        y = model.at_offset(y, level)
     x = (x - x[:, constant][:, None] * centre[None, :]) * scale[None, :]
     steepest = jax.vmap(model.steepest)(predictor, y[:, None])
     reached = None if steepest is None else product(steepest, weights)
+    if reached is not None and plan is not None:
+        reached = jnp.maximum(larger, 1.0) * reached
     sharpest = jax.vmap(model.sharpest)(predictor, y[:, None])
     bend = -product(bend, weights)
     sharp = bend if sharpest is None else product(sharpest, weights)

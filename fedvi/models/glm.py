@@ -6,7 +6,7 @@ A new likelihood of a linear predictor goes into a new file, with a ``Response``
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,12 @@ from fedvi.models.outcomes.base import (
     curvature_at,
     sharpest,
     steepest,
+    surveyed,
     typical_curvature,
 )
 from fedvi.models.outcomes.bernoulli import Bernoulli
 from fedvi.models.outcomes.normal import Normal
+from fedvi.updates.coordinates import Outcome
 
 __all__ = [
     "GeneralisedLinearModel",
@@ -109,7 +111,42 @@ class GeneralisedLinearModel:
     @property
     def noise_scale(self) -> float | None:
         """The known standard deviation of a row's noise; None unless the model is linear."""
-        return self.response.noise_scale if isinstance(self.response, Normal) else None
+        inner = self.outcome if self.layout is None else None
+        return inner.noise_scale if isinstance(inner, Normal) else None
+
+    @property
+    def surveyed(self) -> Outcome | None:
+        """What a survey may learn of outcomes before steps begin; None for nothing."""
+        return None if self.layout is not None else surveyed(self.response)
+
+    def at_offset(self, y: Observed, offset: Any) -> Observed:
+        """Returns y as if all records had this offset; y itself where the model has none."""
+        if not isinstance(self.response, WithOffset):
+            return y
+        y = jnp.asarray(y)
+        return y.at[..., -1].set(jnp.asarray(offset, y.dtype))
+
+    def surveyed_value(self, y: Observed, most: float) -> Values:
+        """Returns an outcome as a number in [0, 1], whose sum a survey has."""
+        response: Any = self.response
+        return response.surveyed_value(y, most)
+
+    def exposure(self, y: Observed, exposed: float) -> Values:
+        """Returns exp(offset − exposed), at most 1."""
+        return jnp.exp(jnp.minimum(jnp.asarray(y)[..., -1] - exposed, 0.0))
+
+    def slope_size(self, linear_predictor: Predictor, y: Observed, level: Any) -> Values:
+        """Returns the size of ∂ log p / ∂a as ``OutcomeSurvey`` counts it, with weights at this offset."""
+        slope = jnp.abs(self.derivatives(linear_predictor, y)[1])
+        reached = self.steepest(linear_predictor, self.at_offset(y, level))
+        return slope * (self.noise_scale or 1.0) ** 2 if reached is None else 3.0 * slope / reached
+
+    def with_noise(self, noise_scale: float) -> "GeneralisedLinearModel":
+        """Returns the same model with known noise in place of noise to be learnt."""
+        moved: Any = self.response
+        inner = Normal(noise_scale)
+        response = WithOffset(inner) if isinstance(moved, WithOffset) else inner
+        return dataclasses.replace(self, response=response)
 
     def log_prior(self, theta: Float[ArrayLike, " d"]) -> Float[Array, ""]:
         """Returns Σ_d log N(θ_d; 0, prior_scales[d]²)."""
@@ -216,21 +253,25 @@ def logistic(
 
 def linear(
     names: Sequence[str],
-    noise_scale: Scale = 1.0,
+    noise_scale: Scale | Literal["learn"] = 1.0,
     prior_scale: Scale | Sequence[Scale] = 2.5,
     intercept_scale: Scale | None = None,
     offset: bool = False,
+    outcome_bound: Scale = 1.0,
 ) -> GeneralisedLinearModel:
     """Makes Bayesian linear regression: y ~ N(xᵀθ, noise_scale²), θ_d ~ N(0, scale_d²).
 
-    The noise is known, so the model is conjugate and, without an offset, the ``exact`` solver applies.
+    With known noise the model is conjugate and, without an offset, the ``exact`` solver applies.
 
     Args:
       names: the D coefficients, in the order of the columns of x.
-      noise_scale: standard deviation of y around xᵀθ, in the unit of y.
+      noise_scale: standard deviation of y around xᵀθ, in the unit of y; or "learn", which the solver
+        ``site_release`` can: it is then the sd of residuals, as released, and taken as known.
       prior_scale: prior standard deviation of every coefficient, or one for each.
       intercept_scale: prior standard deviation of the coefficient named ``(Intercept)``, if different.
       offset: whether records hold y as (outcome, offset), see ``WithOffset``.
+      outcome_bound: the largest |y|, for noise to be learnt: half of it is the guess until then, and
+        remains where a survey of outcomes would not pay (``planned_survey``).
 
     Raises:
       ModelError: no names, a repeated one, or a scale that is not a positive number.
@@ -238,7 +279,10 @@ def linear(
     >>> linear(["(Intercept)", "dose"], noise_scale=0.3).conjugate
     True
     """
-    response = Normal(checked_scale("noise_scale", noise_scale))
+    if noise_scale == "learn":
+        response = Normal(0.5 * checked_scale("outcome_bound", outcome_bound), learnt=True)
+    else:
+        response = Normal(checked_scale("noise_scale", noise_scale))
     return regression(names, prior_scale, intercept_scale, response, offset)
 
 

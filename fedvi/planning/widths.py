@@ -22,7 +22,7 @@ from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import regressions, shared_parts
 from fedvi.updates.base import Fold, LocalSolver, Standing
-from fedvi.updates.coordinates import Coordinates
+from fedvi.updates.coordinates import EMPHASIS, Coordinates
 
 __all__ = [
     "Width",
@@ -338,7 +338,9 @@ class _Rehearsal:
         if self.solver.survey is not None:
             nothing = GaussianEta(np.zeros(size), np.zeros((size, size)))
             standing = self._stood(nothing, None, {"all": self._surveyed(random)})
-            at = standing.coordinates or at
+            # Slopes as the model expects, and no start, since all coefficients are 0 here.
+            at = (standing.coordinates or at)._replace(sizes=False, spread=self._spread)
+            standing = standing._replace(handed_out=standing.reported, coordinates=at)
         return standing, at, at.outward(GaussianEta(np.zeros(size), self._kept(at))).J
 
     def sds(self, random: np.random.Generator) -> np.ndarray:
@@ -356,7 +358,7 @@ class _Rehearsal:
     def _rehearsed(self, random: np.random.Generator) -> np.ndarray:
         size = self.family.size
         standing, at, clean = self._begun(random)
-        truth, rounds = np.zeros(size), self.rounds - (standing is not None)
+        truth, rounds = np.zeros(size), self.rounds - self._without_step
         for _ in range(rounds):
             mean = self.family.moments(self.prior if standing is None else standing.handed_out)[0]
             noise = at.outward(self._noise(random))
@@ -384,11 +386,38 @@ class _Rehearsal:
         squares = x**2
         for part in (x, squares):
             part[:, survey["constant"]] *= survey["emphasis"]
+        if (plan := survey["outcome"]) is not None:
+            share = 0.5
+            if plan["kind"] == "count":
+                share = math.log1p(float(self.made.bend.mean())) / math.log1p(plan["most"])
+            squares[:, survey["constant"]] = EMPHASIS * share
         length = np.sqrt((x**2 + squares**2).sum(axis=1)) / survey["unit"]
         kept = np.minimum(1.0, 1.0 / np.maximum(length, 1e-300))[:, None]
         noise = self.gradient_sd * survey["unit"] * random.standard_normal((2, self.family.size))
         first, second = ((kept * part).mean(axis=0) * self.records for part in (x, squares))
-        return GaussianEta(first + noise[0], np.diag(second + noise[1]))
+        sums = np.diag(second + noise[1])
+        if plan is not None and plan["exposed"] is not None:
+            # Every exposure is 1, and beside the squares that it is added to.
+            sums[0, 1] = sums[1, 0] = self.records
+            sums[[0, 1], [0, 1]] += self.records
+        return GaussianEta(first + noise[0], sums)
+
+    @property
+    def _spread(self) -> float:
+        """The spread of slopes that steps assume once it is known."""
+        survey: Any = self.solver.survey
+        plan = survey["outcome"]
+        if plan is None:
+            return 0.0
+        return float(survey["curvature"]) ** -0.5 if plan["kind"] == "number" else 1.0
+
+    @property
+    def _without_step(self) -> int:
+        """How many rounds are surveys."""
+        survey: Any = self.solver.survey
+        if survey is None:
+            return 0
+        return 1 if survey["outcome"] is None else 2 + (survey["outcome"]["kind"] == "number")
 
     def _kept(self, at: Coordinates) -> np.ndarray:
         """Returns the curvature of all records in coordinates, after weighting and clipping."""

@@ -24,7 +24,7 @@ from fedvi.report import tables
 from fedvi.results import ancestral, held_out, run_folder
 from fedvi.results import draws as draws_of
 from fedvi.results import posterior as posteriors
-from fedvi.results.finished import Finished
+from fedvi.results.finished import Finished, with_noise
 from fedvi.results.held_out import HeldOut
 from fedvi.results.scores import (
     Classes,
@@ -104,6 +104,7 @@ def read_run(folder: Path) -> Finished:
     study, path = run_folder.study_of(folder)
     assembly = assemble(study)
     kept = posteriors.read(path, assembly.family, assembly.model.names)
+    assembly = with_noise(assembly, kept.noise_scale)
     return Finished(assembly, kept.eta, kept.mark, study.digest, ())
 
 

@@ -1,5 +1,6 @@
 """Reads a finished run from its folder."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from fedvi.results import report_ledgers, result_json, run_folder
 from fedvi.study.build import Assembly, assemble
 from fedvi.typing import Eta
 
-__all__ = ["FREE", "Finished", "origin", "read"]
+__all__ = ["FREE", "Finished", "origin", "read", "with_noise"]
 
 FREE = (
     "made of the posterior alone, which was released and paid for: it costs nothing further, however "
@@ -96,6 +97,7 @@ def read(folder: Path) -> Finished:
     found = run_folder.read(folder)
     assembly, result = assemble(found.study), found.result
     kept = posteriors.read(found.posterior, assembly.family, assembly.model.names)
+    assembly = with_noise(assembly, kept.noise_scale)
     if not found.study.privacy.private:
         return Finished(assembly, kept.eta, kept.mark, found.digests[0], ())
     if found.ledgers.exists():
@@ -110,6 +112,14 @@ def read(folder: Path) -> Finished:
     marks = (kept.mark, *(book.header.mark for book in books.values()))
     mark = "; ".join(dict.fromkeys(filter(None, marks)))
     return Finished(assembly, kept.eta, mark, found.digests[0], claims, basis)
+
+
+def with_noise(assembly: Assembly, noise_scale: float | None) -> Assembly:
+    """Returns the assembly with the noise around outcomes that a run learnt, if it did."""
+    model: Any = assembly.model
+    if noise_scale is None or not getattr(getattr(model, "surveyed", None), "learnt", False):
+        return assembly
+    return dataclasses.replace(assembly, model=model.with_noise(noise_scale))
 
 
 def origin(run: Finished) -> dict[str, Any]:

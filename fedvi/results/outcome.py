@@ -186,7 +186,12 @@ def write(
     try:
         assembly = result.assembly
         posteriors.write(
-            scratch, assembly.family, result.posterior, assembly.model.names, assembly.mark
+            scratch,
+            assembly.family,
+            result.posterior,
+            assembly.model.names,
+            assembly.mark,
+            run_record.learnt_noise(result.standing),
         )
         posteriors.write_json(scratch / "result.json", as_dict(result, rivals, verdict))
         study = result.assembly.study.as_dict()

@@ -37,13 +37,22 @@ class Kept(NamedTuple):
     Attributes:
       eta: of a proper q.
       mark: printed beside every claim; empty if nothing needs saying.
+      noise_scale: the sd of residuals, in the unit of the model, if the run learnt it.
     """
 
     eta: Eta
     mark: str
+    noise_scale: float | None = None
 
 
-def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark: str) -> None:
+def write(
+    folder: Path,
+    family: Any,
+    posterior: Eta,
+    names: Sequence[str],
+    mark: str,
+    noise_scale: float | None = None,
+) -> None:
     """Writes ``posterior.npz`` and ``posterior.json``: mean, sd, η by field, names and mark in both.
 
     For a Gaussian, η is h and J. For a product of families, the factor's number precedes the name, such as
@@ -55,6 +64,7 @@ def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark:
       posterior: η of a proper q.
       names: of the coordinates of θ.
       mark: printed beside every claim; empty if nothing needs saying.
+      noise_scale: the sd of residuals, if the run learnt it.
     """
     mean, sd = family.moments(posterior)
     content: dict[str, Any] = {
@@ -63,6 +73,7 @@ def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark:
         "sd": np.asarray(sd),
         **_fields(posterior),
         "mark": np.array(mark),
+        **({} if noise_scale is None else {"noise_scale": np.array(noise_scale)}),
     }
     np.savez(folder / "posterior.npz", **content)
     # In this text form a float64 keeps every bit.
@@ -70,8 +81,10 @@ def write(folder: Path, family: Any, posterior: Eta, names: Sequence[str], mark:
     write_json(folder / "posterior.json", plain(values))
 
 
-def arrays(path: Path, names: Sequence[str], what: str = "posterior") -> dict[str, np.ndarray]:
-    """Reads these arrays of a posterior's file.
+def arrays(
+    path: Path, names: Sequence[str], what: str = "posterior", optional: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
+    """Reads these arrays of a posterior's file; those in ``optional`` if they are there.
 
     Raises:
       ConfigError: the file cannot be read, or lacks one.
@@ -79,7 +92,7 @@ def arrays(path: Path, names: Sequence[str], what: str = "posterior") -> dict[st
     try:
         # Opened here, since NumPy leaves a damaged file open.
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-            return {name: file[name] for name in names}
+            return {name: file[name] for name in names if name in file or name not in optional}
     except _DAMAGED as error:
         raise errors.ConfigError(
             f"no {what} can be read at {path}: {error}", "has the run ended?"
@@ -98,7 +111,12 @@ def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
       ConfigError: the file cannot be read, is of another study, or its q is improper.
     """
     expected = _fields(family.zeros())
-    kept = arrays(path, ("names", "mark", *expected), f"posterior of a {type(family).__name__}")
+    kept = arrays(
+        path,
+        ("names", "mark", "noise_scale", *expected),
+        f"posterior of a {type(family).__name__}",
+        optional=("noise_scale",),
+    )
     found = [str(name) for name in np.atleast_1d(kept["names"]).tolist()]
     if found != list(names):
         raise errors.ConfigError(
@@ -119,7 +137,19 @@ def read(path: Path, family: Any, names: Sequence[str]) -> Kept:
         is_proper = family.is_proper(eta)
     if not is_proper:
         raise errors.ConfigError(f"{path} holds a posterior that is improper")
-    return Kept(eta, str(kept["mark"]))
+    return Kept(eta, str(kept["mark"]), _noise_scale(path, kept))
+
+
+def _noise_scale(path: Path, kept: dict[str, np.ndarray]) -> float | None:
+    given = kept.get("noise_scale")
+    if given is None:
+        return None
+    if given.shape != () or given.dtype.kind != "f" or not 0.0 < given < np.inf:
+        raise errors.ConfigError(
+            f"{path} holds a noise_scale that is no number above 0",
+            "the file was changed: make the posterior again, or fetch it from whoever ran the study",
+        )
+    return float(given)
 
 
 def _filled(eta: Eta, values: dict[str, np.ndarray], prefix: str = "") -> Eta:

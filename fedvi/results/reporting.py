@@ -145,7 +145,10 @@ def gather(
         size=len(means),
         coefficients=coefficients,
         topics=_topics(study, means, vocabulary),
-        remarks=tuple(_remarks(study, family, result["coefficients"])),
+        remarks=(
+            *_remarks(study, family, result["coefficients"]),
+            *remarks.of_noise(study, result.get("noise_scale")),
+        ),
         prior_note=prior_note,
         rounds_planned=_whole(study.schedule.arguments.get("rounds")),
         rounds=rounds,

@@ -131,6 +131,7 @@ class _Result(_Part):
     coefficients: list[_Coefficient]
     prior: list[_Moments] | None = None
     pooled: str | None = None
+    noise_scale: float | None = None
     history: list[_Update]
     privacy: list[_Client] = []
     clients: list[_Named] = []
@@ -181,6 +182,7 @@ def content(
         "warnings": list(warnings),
         "coefficients": rows,
         **({"remark": said} if said else {}),
+        **({} if run.noise_scale is None else {"noise_scale": run.noise_scale}),
         "one_shot_gap": estimated_gap(run),
         "projected": run.is_projected,
         "history": [

@@ -1,5 +1,6 @@
 """Holds the releases of a run, simulated or served, and what follows from them; needs no JAX."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -76,6 +77,11 @@ class RunRecord(NamedTuple):
         """Whether the prior is a factor of its own, which has no mean and sd."""
         return PRIOR in self.factors
 
+    @property
+    def noise_scale(self) -> float | None:
+        """The sd of residuals in the unit of the model, if the run learnt it."""
+        return learnt_noise(self.standing)
+
     def rows(self, pooled: Eta | None = None) -> list[dict[str, Any]]:
         """Lists the posterior by coordinate; see ``fedvi.study.spec.coefficients``."""
         return coefficients(self.family, self.posterior, self.names, self.units, self.study, pooled)
@@ -99,6 +105,12 @@ def of_server(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> RunReco
         is_summed=spec.gather is not None,
         mark=plan.mark,
     )
+
+
+def learnt_noise(standing: Standing | None) -> float | None:
+    """Returns the sd of residuals of a run that learnt it; None of any other."""
+    at = None if standing is None else standing.coordinates
+    return at.residual if at is not None and at.residual else None
 
 
 def influence_rows(run: RunRecord) -> list[dict[str, Any]] | None:
@@ -153,7 +165,7 @@ def verdict_of(run: RunRecord, expected: Mapping[str, Any] | None) -> Verdict:
     """
     prior, open_sd = prior_rows(run), None
     present = took_part(run.clients, [(one.clients, one.removed) for one in run.history])
-    expected = expected and _of_those(present, run, expected)
+    expected = expected and _with_noise(run, _of_those(present, run, expected))
     if prior is not None:
         open_sd = verdicts.open_sds(run.family, run.standing, run.prior, expected)
     moves = [
@@ -197,6 +209,19 @@ def _of_those(
     for name in ("sds", "least"):
         told = np.maximum(np.asarray(expected[name]) ** -2.0 - before, 0.0)
         found[name] = ((before + share * told) ** -0.5).tolist()
+    return found
+
+
+def _with_noise(run: RunRecord, expected: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what is expected of a run that learnt the noise around outcomes, in place of the guess."""
+    if run.noise_scale is None or not isinstance(run.stand, functools.partial):
+        return expected
+    sharper = 1.0 / (run.stand.keywords["survey"]["curvature"] * run.noise_scale**2)
+    before = np.asarray(run.family.moments(run.prior)[1]) ** -2.0
+    found = {**expected, "noised": None}
+    for name in ("sds", "least"):
+        told = np.maximum(np.asarray(expected[name]) ** -2.0 - before, 0.0)
+        found[name] = ((before + sharper * told) ** -0.5).tolist()
     return found
 
 

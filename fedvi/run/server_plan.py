@@ -64,9 +64,10 @@ FILE = "plan.json"
 ARRAYS = "plan"
 """The name, within a server's folder, of the folder of a plan's large arrays."""
 
-_FORMAT = 3
-# That of 0.1.0, without limits of answers: results with such a plan are read, but no server runs on it.
-_BEFORE = 2
+_FORMAT = 4
+# Those of 0.1.0, without limits of answers, and of what finished answers before outcomes were surveyed:
+# results with such a plan are read, but no server runs on it.
+_BEFORE = (2, 3)
 
 _INLINE_BYTES = 1 << 20  # a larger array would take several times its size as text
 
@@ -528,9 +529,9 @@ def _sha256(content: Mapping[str, Any]) -> str:
 
 def _from_json(content: Any, path: Path, parts: plugins.OutsideCode | None = None) -> ServerPlan:
     try:
-        if content["format"] not in (_BEFORE, _FORMAT):
+        if content["format"] not in (*_BEFORE, _FORMAT):
             raise errors.ConfigError(
-                f"{path} has format {content['format']!r:.20}, expected {_BEFORE} or {_FORMAT}",
+                f"{path} has format {content['format']!r:.20}, expected 2 to {_FORMAT}",
                 "it was written by another version of fedvi: use that one",
             )
         if content["sha256"] != _sha256(content):

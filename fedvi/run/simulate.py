@@ -550,6 +550,9 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
         ]
     together = concatenate(flat)
     records, mask = together.padded(together.size)
+    if getattr(getattr(model, "surveyed", None), "learnt", False):
+        regression: Any = model
+        model = regression.with_noise(_residual_sd(regression, records, mask, assembly.prior.J))
     by_newton = takes_newton(model) and isinstance(family, DenseGaussian)
     solver = (glm if by_newton else gradient)(family, model)
     parties = [("pooled", solver, Shard(records, np.asarray(mask, bool)))]
@@ -571,6 +574,18 @@ def _pooled(assembly: Assembly, sources: Mapping[str, ArraySource]) -> tuple[Eta
             told = info.get("residual", residual)
             residual = float(told.reveal() if isinstance(told, Private) else told)
     return tree.to_numpy(posterior), residual
+
+
+def _residual_sd(model: Any, records: Any, mask: Any, precision: np.ndarray) -> float:
+    """Returns the sd of the residuals of all records pooled, at the mean for noise of that sd."""
+    x, y = (np.asarray(records[name], np.float64)[np.asarray(mask, bool)] for name in ("x", "y"))
+    if y.ndim > 1:
+        y = y[:, 0] - y[:, 1]
+    sd = float(model.noise_scale)
+    for _ in range(20):
+        residual = y - x @ np.linalg.solve(x.T @ x + sd**2 * precision, x.T @ y)
+        sd = max(float(np.sqrt((residual**2).mean())), 1e-9)
+    return sd
 
 
 def _pooled_statistics(

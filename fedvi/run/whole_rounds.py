@@ -22,6 +22,7 @@ from fedvi.server.core.state import sharing
 from fedvi.store.memory import MemoryClientStore
 from fedvi.transport import codec
 from fedvi.updates.base import Shard, Task
+from fedvi.updates.coordinates import asked_for
 
 __all__ = ["WholeRounds"]
 
@@ -114,8 +115,8 @@ class WholeRounds:
         if not self._is_open():
             return None
         task = protocol.task_of(spec, state, spec.clients[0])
-        surveys = self._solver.survey is not None and task.coordinates is None
-        if surveys or jax.tree.leaves(self._solver.init(task.posterior)):
+        asked = asked_for(self._solver.survey, task.coordinates)
+        if asked != "step" or jax.tree.leaves(self._solver.init(task.posterior)):
             return None
         if self._solver.check is not None:
             self._solver.check(self._workers[spec.clients[0]].records()[0])

@@ -30,6 +30,7 @@ from fedvi.typing import Eta
 from fedvi.updates.abilities import ability
 from fedvi.updates.base import CleanState, LocalSolver
 from fedvi.updates.conjugate import brings_family
+from fedvi.updates.coordinates import Foreseen
 
 __all__ = ["PRIOR", "Assembly", "assemble"]
 
@@ -272,6 +273,7 @@ def assemble(study: Study) -> Assembly:
     columns = modelling.columns_read(design, study, schema)
     modelling.check_columns(study, schema, columns)
     by_ids, norm = modelling.divides(study), modelling.typical_norm(design, schema)
+    modelling.check_noise(study, model)
     curvature = modelling.declared_curvature(study, design, model)
     unseen = modelling.vanishing(design, schema, model.names)
     size = len(model.names)
@@ -282,7 +284,9 @@ def assemble(study: Study) -> Assembly:
             f"but the model has {size} coordinates",
             "a family's function is called with `size` and must keep to it",
         )
-    made = noising.solver_of(study, family, model, schedule, budget, norm, curvature, unseen)
+    most, exposed = modelling.outcome_range(design, schema)
+    public = Foreseen(1, 1, 1, norm, curvature, unseen, most, exposed)
+    made = noising.solver_of(study, family, model, schedule, budget, public)
     if made.solver.renews and "damping" in study.schedule.arguments:
         raise errors.ConfigError(
             f"schedule.damping is given beside solver.kind {study.solver.kind!r}, whose answers are "
@@ -328,6 +332,7 @@ def assemble(study: Study) -> Assembly:
             *(each.warning for each in rare_references(schema, study.data.columns_schema, design)),
             *_unspent(study, made),
             *_guessable(study, made.solver),
+            *modelling.unlearnt_noise(model, made.solver),
         ),
         remake=made.remake,
         gather=_gather(study, family, made, schedule),

@@ -20,19 +20,24 @@ from fedvi.study import factories, site_effects
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
 from fedvi.study.spec import conjugates, regressions
+from fedvi.updates.base import LocalSolver
 from fedvi.updates.conjugate import ConjugateModel
+from fedvi.updates.coordinates import ENOUGH_FOR_SIZES
 
 __all__ = [
     "by_place",
     "check_columns",
     "check_ids",
+    "check_noise",
     "columns_read",
     "declared_curvature",
     "divides",
     "model_of",
+    "outcome_range",
     "schema_of",
     "takes",
     "typical_norm",
+    "unlearnt_noise",
     "vanishing",
 ]
 
@@ -188,6 +193,7 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
         "offset": design.offset is not None,
         "outcomes": design.response.columns,
         "follow_up": design.response.latest,
+        "outcome_bound": outcome_range(design, schema)[0],
         **{f"prior_{k}" if k == "scale" else k: v for k, v in prior.items()},
     }
     if outside:
@@ -204,6 +210,29 @@ def _with_effects(model: Model, effects: site_effects.Wanted) -> Model:
         return with_site_effects(model, effects.columns, effects.scale, effects.learnt)
     except errors.ModelError as error:
         raise errors.ConfigError(f"model.site_effect: {error.message}", error.hint) from error
+
+
+def check_noise(study: Study, model: Any) -> None:
+    """Refuses noise to be learnt by a solver that cannot learn it."""
+    if getattr(getattr(model, "surveyed", None), "learnt", False) and not takes(study, "foreseen"):
+        raise errors.ConfigError(
+            f'model.noise_scale is "learn", which solver.kind {study.solver.kind!r} cannot',
+            'use solver kind "site_release", which releases the sizes of residuals; or state the sd of a '
+            "record around its mean",
+        )
+
+
+def unlearnt_noise(model: Any, solver: LocalSolver) -> tuple[str, ...]:
+    """Warns of noise that is to be learnt where the plan cannot: too few rounds, or too much noise."""
+    learnt = getattr(getattr(model, "surveyed", None), "learnt", False)
+    if not learnt or (solver.survey is not None and solver.survey["outcome"] is not None):
+        return ()
+    return (
+        'model.noise_scale is "learn", and this plan does not: half the largest outcome counts as the sd '
+        "of a record around its mean, and intervals are wide. It takes an intercept and a covariate, "
+        f"{ENOUGH_FOR_SIZES} rounds, and noise of one answer below 15 % of the declared records; or state "
+        "the sd",
+    )
 
 
 def typical_norm(design: Any, schema: Any) -> float | None:
@@ -225,6 +254,25 @@ def declared_curvature(study: Study, design: Any, model: Any) -> float | None:
     mean = parse_expected(study.data.columns_schema[name], f"data.schema.{name}").mean
     found = None if mean is None else told(mean)
     return found or None
+
+
+def outcome_range(design: Any, schema: Any) -> tuple[float | None, float | None]:
+    """Returns the largest size of an outcome, as the model sees it, and the largest offset, where declared.
+
+    The first is None for several numbers, and the second without an offset.
+    """
+    if design is None or len(design.response.columns) != 1:
+        return None, None
+    column, offset = schema.get(design.response.columns[0]), design.offset
+    most = 1.0
+    if isinstance(column, Number):
+        most = max(abs(bound - column.center) / column.scale for bound in column.bounds)
+    if not 0.0 < most < math.inf:
+        return None, None
+    if offset is None:
+        return most, None
+    highest = schema[offset.column].bounds[1]
+    return most, math.log(highest) if offset.logarithm else float(highest)
 
 
 def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int], ...]:

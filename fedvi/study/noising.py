@@ -75,11 +75,12 @@ def solver_of(
     model: Model | ConjugateModel,
     schedule: Schedule,
     budget: ledger.Budget | None,
-    typical_norm: float | None = None,
-    curvature: float | None = None,
-    vanishing: tuple[tuple[int, int, int], ...] = (),
+    public: Foreseen,
 ) -> Made:
-    """Builds the solver; calibrates its noise if the study leaves the noise multiplier out."""
+    """Builds the solver; calibrates its noise if the study leaves the noise multiplier out.
+
+    ``public`` holds what the columns' declarations say.
+    """
     factory = factories.find("solver", study.solver.kind, solver_kinds, parts=study.parts)
     outside = study.is_outside("solver")
     arguments = dict(study.solver.arguments)
@@ -106,8 +107,8 @@ def solver_of(
         supplied["model"] = unit_model(typing.cast(Model, model))
     if "foreseen" in known and study.data.max_records is not None:
         first = schedule.first_fold(tuple(client.name for client in study.clients))
-        supplied["foreseen"] = Foreseen(
-            schedule.rounds, first, study.data.max_records, typical_norm, curvature, vanishing
+        supplied["foreseen"] = public._replace(
+            rounds=schedule.rounds, clients=first, records=study.data.max_records
         )
     noise = arguments.pop("noise_multiplier", None)
     sampler = _sampler(study, arguments.pop("sampler", "full"))

@@ -6,13 +6,15 @@ Needs no JAX, so that a server can print them too.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fedvi.data.schema import Number
 from fedvi.expfam.base import DenseGaussian, FactoredGaussian, Gaussian, is_full
 from fedvi.study import site_effects
 from fedvi.study.config import Study
 from fedvi.study.spec import conjugates, regressions
+from fedvi.study.spec.coefficients import design_of
 from fedvi.updates.abilities import ability
 
-__all__ = ["of_intervals", "remarks"]
+__all__ = ["of_intervals", "of_noise", "remarks"]
 
 _UNCONSTRAINED = (
     "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
@@ -48,6 +50,29 @@ def remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> lis
         _UNCONSTRAINED if is_unconstrained else "",
     )
     return [line for line in said if line]
+
+
+def _told_noise(study: Study, noise_scale: float) -> tuple[float, str]:
+    """Returns the sd of records around their mean in the unit of the file, and that unit with the outcome.
+
+    Args:
+      study: of a linear regression.
+      noise_scale: the sd in the unit of the model.
+    """
+    schema, design = design_of(study)
+    name = design.response.columns[0]
+    column = schema[name]
+    if not isinstance(column, Number):
+        return noise_scale, name
+    return noise_scale * column.scale, f"{column.unit} of {name}" if column.unit else name
+
+
+def of_noise(study: Study, noise_scale: float | None) -> list[str]:
+    """Returns the remark on noise around outcomes that a run learnt, in the unit of the model; or none."""
+    if noise_scale is None:
+        return []
+    value, unit = _told_noise(study, noise_scale)
+    return [f"the sd of a record around its mean is {value:.3g} ({unit}), by a release of this run"]
 
 
 def of_intervals(study: Study, family: Any) -> str:

@@ -303,7 +303,7 @@ def task_to(
         posterior=_ref(posterior),
         factor=factor and _ref(factor),
         lease_seconds=lease_seconds,
-        coordinates=at and pb.Coordinates(centre=at.centre, scale=at.scale, constant=at.constant),
+        coordinates=at and pb.Coordinates(**at._asdict()),
     )
 
 
@@ -355,7 +355,12 @@ def task_from(message: pb.Task, client: str, like: Eta, without_factor: bool = F
 
 
 def _coordinates_from(message: pb.Coordinates) -> Coordinates:
-    at = Coordinates(np.array(message.centre), np.array(message.scale), message.constant)
+    at = Coordinates(
+        np.array(message.centre),
+        np.array(message.scale),
+        message.constant,
+        *(message.spread, message.level, message.residual, message.sizes),
+    )
     size = at.centre.size
     if at.scale.size != size or not at.constant < size or at.centre[at.constant] != 0.0:
         raise errors.ProtocolError(
@@ -367,6 +372,13 @@ def _coordinates_from(message: pb.Coordinates) -> Coordinates:
     ):
         raise errors.ProtocolError(
             "coordinates hold a number that is not finite, or a scale that is not above 0"
+        )
+    if not (
+        math.isfinite(at.level) and all(0.0 <= part < math.inf for part in (at.spread, at.residual))
+    ):
+        raise errors.ProtocolError(
+            f"coordinates have spread {at.spread}, level {at.level} and residual {at.residual}, expected "
+            "finite numbers, and none below 0 but the level"
         )
     return at
 

@@ -24,6 +24,7 @@ class Ability(NamedTuple):
       rounds: how many rounds a drafted study plans; 0 where a draft does not ask for all that it needs.
       few_rounds: the same where noise is large beside all records, see ``signals.suggested_rounds``.
       settings: further keys of a drafted study → (value, why).
+      learns: whether it learns the noise around outcomes, if it answers often enough.
     """
 
     private: bool = True
@@ -38,6 +39,7 @@ class Ability(NamedTuple):
     rounds: int = 0
     few_rounds: int = 0
     settings: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+    learns: bool = False
 
 
 SOLVERS: Mapping[str, Ability] = {
@@ -48,6 +50,7 @@ SOLVERS: Mapping[str, Ability] = {
         # Fresh sums average their noise out over rounds; noise on changes adds up.
         rounds=12,
         few_rounds=6,
+        learns=True,
     ),
     "dp_optimisation": Ability(
         unheld="intervals leave out the noise of the descent: they are too wide where steps are mostly "

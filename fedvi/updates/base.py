@@ -67,11 +67,14 @@ class Change(NamedTuple):
 
     Attributes:
       delta: as above.
-      survey: if the answer was a survey of the client's columns, their sums: (Σ x, diag of Σ x²).
+      survey: if the answer was a survey of the client's columns, their sums: (Σ x, diag of Σ x²), as (h,
+        J); if it counted sizes of slopes, the counts: D of them as h, and D on the diagonal of J.
+      sized: whether it counted sizes of slopes.
     """
 
     delta: Eta
     survey: GaussianEta | None = None
+    sized: bool = False
 
 
 class Fold(NamedTuple):
@@ -86,6 +89,7 @@ class Fold(NamedTuple):
       damping: the step s of this fold.
       surveys: of the clients whose answer was a survey, see ``Change``.
       noise: the variance of the noise of one answer, in units of what its mechanism adds.
+      sized: the clients in ``surveys`` that counted sizes of slopes.
     """
 
     prior: Eta
@@ -96,6 +100,7 @@ class Fold(NamedTuple):
     damping: float
     surveys: Mapping[str, GaussianEta] = MappingProxyType({})
     noise: float = 1.0
+    sized: frozenset[str] = frozenset()
 
 
 class Standing(NamedTuple):

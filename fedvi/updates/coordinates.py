@@ -1,4 +1,4 @@
-"""Public coordinates of a regression's columns, and the survey from which they are learnt.
+"""Public coordinates of a regression's columns, and the surveys from which they are learnt.
 
 NumPy only, since servers use it.
 """
@@ -17,13 +17,20 @@ if TYPE_CHECKING:
     from fedvi.updates.base import Fold, Standing
 
 __all__ = [
+    "EMPHASIS",
+    "ENOUGH_FOR_SIZES",
     "Coordinates",
     "Foreseen",
+    "Outcome",
+    "OutcomeSurvey",
     "Survey",
+    "asked_for",
     "fold_inward",
     "length_for",
+    "of_sizes",
     "of_survey",
     "planned_survey",
+    "root_mean_square",
     "standing_inward",
     "standing_outward",
     "typical_norm",
@@ -43,6 +50,23 @@ _CURVATURE_WEIGHT = 2.0
 _ENOUGH_ROUNDS = 5
 # If the noise of one sum is a larger share of all declared records, a survey is too inaccurate.
 _MOST_NOISE = 0.5
+# The same for a count of records whose slopes have about one size.
+_MOST_COUNT_NOISE = 0.15
+# Weights of counts, of which few are near the longest slope, leave long rows: those say more of curvatures.
+_LONGER = 2.0
+# Sizes of slopes of counts are in thirds of the longest that weights expect.
+_THIRDS = 3.0
+# Weights expect this many times the mean exposure.
+_EXPOSED = 1.5
+ENOUGH_FOR_SIZES = 8
+"""With fewer rounds, sizes of slopes, which take up to two, would cost too much."""
+
+EMPHASIS = 2.0
+"""The factor of an outcome in a survey: its mean must be precise, since sizes of slopes are around it."""
+# The most sizes of slopes that are told apart.
+_MOST_SIZES = 14
+# A count that is more of its noise's sds is not noise alone.
+_SEEN = 3.0
 
 
 class Foreseen(NamedTuple):
@@ -56,6 +80,8 @@ class Foreseen(NamedTuple):
         which are then assumed to be standardised.
       curvature: see ``Survey``, by the outcome's declared mean; None if the model alone says it.
       vanishing: products of columns that are 0 in every record, see ``supported.vanishing_forms``.
+      most: the declared upper bound of the outcome, as the model sees it; None if there is none.
+      exposed: the largest offset; None without an offset whose exponential is an exposure.
     """
 
     rounds: int = 1
@@ -64,6 +90,53 @@ class Foreseen(NamedTuple):
     typical_norm: float | None = None
     curvature: float | None = None
     vanishing: tuple[tuple[int, int, int], ...] = ()
+    most: float | None = None
+    exposed: float | None = None
+
+
+class Outcome(NamedTuple):
+    """What a model says of the outcomes that a survey may learn of.
+
+    Attributes:
+      kind: "number" or "count", see ``OutcomeSurvey``.
+      dispersion: of counts.
+      learnt: whether the noise around a number is to be learnt.
+    """
+
+    kind: str
+    dispersion: float = 0.0
+    learnt: bool = False
+
+
+class OutcomeSurvey(TypedDict):
+    """Describes what a survey learns of outcomes; JSON can represent it.
+
+    The survey of columns also has the sum of outcomes as numbers in [0, 1], × 2, in place of the constant
+    column's squares, and that of exposures. An exposure is beside the diagonal, in row 1, and is added to
+    the two squares beside it: so every record's matrix is positive, and servers may refuse others.
+
+    Another answer counts records by the size of their slope ∂ log p / ∂a: a record is 1 in one of
+    K = min(14, 2D) counts, which are in the gradient and on the curvature's diagonal. Of numbers, whose
+    noise is to be learnt, it is the second answer, and once more the last but one. Of counts it comes
+    after two steps, since rates that differ would look like counts that scatter.
+
+    Attributes:
+      kind: "number" for (y / most + 1) / 2, and sizes of y − a; "count" for log(1 + y) / log(1 + most), and
+        sizes of the slope in thirds of the one that weights expect, which are about its sds.
+      most: the largest |y|.
+      exposed: the largest offset, for which exp(offset − exposed) is an exposure in (0, 1]; None: there is
+        none.
+      dispersion: of counts: their variance is mean + dispersion · mean².
+      sizes: the K − 1 borders between sizes, increasing.
+      after: after how many folds of steps sizes are counted, of numbers a second time.
+    """
+
+    kind: str
+    most: float
+    exposed: float | None
+    dispersion: float
+    sizes: list[float]
+    after: int
 
 
 class Survey(TypedDict):
@@ -79,6 +152,7 @@ class Survey(TypedDict):
       length: the root mean square of ‖x̃‖ that coordinates aim for if there are as many records as declared.
       noise: the variance of the noise that means over all rounds leave in one number of all clients' sum.
       curvature: what a typical record adds to the precision of the coefficient of a column of variance 1.
+      outcome: what is learnt of outcomes; None for nothing.
     """
 
     constant: int
@@ -87,6 +161,7 @@ class Survey(TypedDict):
     length: float
     noise: float
     curvature: float
+    outcome: OutcomeSurvey | None
 
 
 def planned_survey(
@@ -95,6 +170,7 @@ def planned_survey(
     noise_multiplier: float,
     rate: float,
     curvature: float,
+    outcome: Outcome | None = None,
 ) -> Survey | None:
     """Returns the survey with which a regression's study begins; None if it would not pay.
 
@@ -108,22 +184,113 @@ def planned_survey(
       noise_multiplier: of an answer.
       rate: the share of records that an answer is computed from.
       curvature: see ``Survey``.
+      outcome: what may be learnt of outcomes; None for nothing.
     """
     if INTERCEPT not in names or foreseen.rounds < _ENOUGH_ROUNDS or noise_multiplier == 0.0:
         return None
     norm, emphasis = typical_norm(names, foreseen), len(names) ** 0.25
-    unit = math.sqrt(2.0 * (norm**2 + emphasis**2 - 1.0))
-    noise = noise_multiplier * unit * math.sqrt(foreseen.clients) / rate
-    if noise > _MOST_NOISE * foreseen.clients * foreseen.records:
+    constant = list(names).index(INTERCEPT)
+    noise = noise_multiplier * math.sqrt(foreseen.clients) / rate
+    records = foreseen.clients * foreseen.records
+    plan = None
+    if outcome is not None and noise <= _MOST_COUNT_NOISE * records:
+        plan = _planned_outcome(outcome, len(names), foreseen)
+    # An outcome is about ½, and so is an exposure, in four entries.
+    more = 0.0 if plan is None else (EMPHASIS / 2.0) ** 2
+    more += 1.0 if plan is not None and plan["exposed"] is not None else 0.0
+    unit = math.sqrt(2.0 * (norm**2 + emphasis**2 - 1.0) + more)
+    if noise * unit > _MOST_NOISE * records:
         return None
     return Survey(
-        constant=list(names).index(INTERCEPT),
+        constant=constant,
         unit=unit,
         emphasis=emphasis,
         length=length_for(len(names), foreseen, noise_multiplier, rate, curvature),
         noise=_noise_left(foreseen, noise_multiplier, rate),
         curvature=curvature,
+        outcome=plan,
     )
+
+
+def _planned_outcome(outcome: Outcome, size: int, foreseen: Foreseen) -> OutcomeSurvey | None:
+    """Returns what a survey learns of outcomes; None if bounds, rounds or coefficients do not suffice."""
+    if foreseen.most is None or foreseen.rounds < ENOUGH_FOR_SIZES or size < 2:
+        return None
+    # Residuals are compared with the bounds of the outcome; slopes of counts with the model's own sd.
+    largest, ratio = (2.0 * foreseen.most, 1000.0) if outcome.kind == "number" else (10.0, 100.0)
+    count = min(_MOST_SIZES, 2 * size)
+    return OutcomeSurvey(
+        kind=outcome.kind,
+        most=foreseen.most,
+        exposed=foreseen.exposed,
+        dispersion=outcome.dispersion,
+        sizes=[largest * ratio ** (-k / (count - 1)) for k in range(count - 1, 0, -1)],
+        after=foreseen.rounds - 4 if outcome.kind == "number" else 2,
+    )
+
+
+def asked_for(survey: Survey | None, at: "Coordinates | None") -> str:
+    """Returns what a task asks for: "columns" for a survey of them, "sizes" of slopes, or a "step"."""
+    if survey is None or at is None:
+        return "step" if survey is None else "columns"
+    return "sizes" if at.sizes else "step"
+
+
+def root_mean_square(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> float | None:
+    """Returns the root mean square of slopes from noisy counts by size; None if noise hides them.
+
+    Sizes above the last that noise does not hide count as absent. Within a size, the mean square is that
+    of a normal distribution with the root mean square that results, found by iteration.
+
+    Args:
+      plan: its ``sizes`` define the counts.
+      counts: [K], each with noise.
+      noise: the sd of the noise in one count.
+    """
+    borders = np.array(plan["sizes"])
+    seen = np.flatnonzero(counts > _SEEN * noise)
+    if not len(seen):
+        return None
+    kept = np.maximum(counts[: len(borders) + 1], 0.0)
+    kept[seen[-1] + 1 :] = 0.0
+    kept[kept < noise] = 0.0
+    lower, upper = np.append(0.0, borders), np.append(borders, borders[-1] ** 2 / borders[-2])
+    found = math.sqrt(float(kept @ (0.5 * (lower**2 + upper**2))) / float(kept.sum()))
+    for _ in range(50):
+        found = (
+            math.sqrt(float(kept @ _mean_square(lower / found, upper / found)) / float(kept.sum()))
+            * found
+        )
+    return found
+
+
+def _seldom_longer(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> float:
+    """Returns by how much weights must expect longer slopes, at least 1: clipping then biases little.
+
+    Clipping shortens only long slopes, which are mostly those of large counts. What it takes from the sum
+    of slopes is to be below half of that sum's sd, by the counts that noise does not hide.
+    """
+    borders = np.array(plan["sizes"])
+    usual = np.sqrt(
+        np.append(borders[0] ** 2 / borders[1], borders) * np.append(borders, 2 * borders[-1])
+    )
+    kept = np.where(counts > 2.0 * noise, counts, 0.0)
+    limit = 0.5 * math.sqrt(float(kept @ usual**2)) + noise
+    for border in [_THIRDS, *borders[borders > _THIRDS]]:
+        if float(kept @ np.maximum(usual - border, 0.0)) <= limit:
+            return float(border) / _THIRDS
+    return float(borders[-1]) / _THIRDS
+
+
+def _mean_square(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
+    """Returns E[z² | lower < |z| ≤ upper] of a standard normal z, elementwise."""
+    from scipy.special import ndtr
+
+    lower, upper = np.minimum(lower, 8.0), np.minimum(upper, 9.0)
+    inside = ndtr(-lower) - ndtr(-upper)
+    edge = [a * np.exp(-0.5 * a**2) / math.sqrt(2.0 * math.pi) for a in (lower, upper)]
+    within = 1.0 + (edge[0] - edge[1]) / np.maximum(inside, 1e-300)
+    return np.clip(within, lower**2, upper**2)
 
 
 def typical_norm(names: Sequence[str], foreseen: Foreseen) -> float:
@@ -177,11 +344,20 @@ class Coordinates(NamedTuple):
       centre: [D], float64; 0 for the constant column c.
       scale: [D], float64, above 0.
       constant: c.
+      spread: how large slopes ∂ log p / ∂a are, in units of what the model expects; for a number with
+        unknown noise, the noise's sd that steps assume. 0: not known yet.
+      level: the offset at which weights before clipping expect every record.
+      residual: the sd of residuals, from the second count of them; 0: not known.
+      sizes: whether sizes of slopes are asked for.
     """
 
     centre: np.ndarray
     scale: np.ndarray
     constant: int
+    spread: float = 0.0
+    level: float = 0.0
+    residual: float = 0.0
+    sizes: bool = False
 
     def columns(self, theta_like: np.ndarray) -> np.ndarray:
         """Returns A v for v [D, …], where x̃ = A x; converts gradients from θ to z."""
@@ -225,33 +401,87 @@ class Coordinates(NamedTuple):
 
 def of_survey(
     survey: Survey, sums: GaussianEta, noise: float, precision: np.ndarray
-) -> Coordinates:
-    """Makes coordinates in which all columns that exceed the noise have equal weight.
+) -> tuple[Coordinates, float]:
+    """Makes coordinates in which columns that exceed the noise have equal weight, and an intercept.
 
     With N = Σ x_c, a column has the mean μ_j = Σ x_j / N and the sum of squares s_j = Σ x_j² − N μ_j².
     Its scale is √(N / (max(s_j, u) + p_j)), times a constant that gives rows the length of ``length_for``
     with N records. The sd u of the noise in a sum is a floor for columns that cannot be distinguished from
-    zero, and p_j expresses the prior as a number of records.
+    zero, and p_j expresses the prior as a number of records. The intercept is that of centred columns
+    where outcomes are as the survey says; 0 if it says nothing of them.
 
     Args:
       survey: its description.
-      sums: (Σ x_j, diag of Σ x_j²), with noise, the constant column's × emphasis: [D] and [D, D].
+      sums: (Σ x_j, diag of Σ x_j²), with noise, the constant column's × emphasis: [D] and [D, D]; with an
+        ``OutcomeSurvey`` as that says.
       noise: u.
       precision: of the prior, [D].
     """
-    constant, pull = survey["constant"], precision / survey["curvature"]
-    counted = float(sums.h[constant] + sums.J[constant, constant]) / (2.0 * survey["emphasis"])
+    constant, plan, squares = survey["constant"], survey["outcome"], np.diagonal(sums.J).copy()
+    if plan is None:
+        counted = float(sums.h[constant] + squares[constant]) / (2.0 * survey["emphasis"])
+    else:
+        counted = float(sums.h[constant]) / survey["emphasis"]
     count = max(counted, noise, 1.0)
+    curvature, level, start = survey["curvature"], 0.0, 0.0
+    asks = plan is not None and plan["kind"] == "number"
+    if plan is not None:
+        exposed = 0.0
+        if plan["exposed"] is not None:
+            exposures = float(sums.J[1, 0])
+            squares[:2] -= exposures
+            mean = min(1.0, max(exposures, noise) / count)
+            exposed = plan["exposed"] + math.log(mean)
+            level = plan["exposed"] + min(0.0, math.log(_EXPOSED * mean))
+        outcomes = float(squares[constant]) / EMPHASIS
+        share = max(outcomes, noise / EMPHASIS if plan["kind"] == "count" else 0.0) / count
+        if plan["kind"] == "number":
+            start = plan["most"] * min(max(2.0 * share - 1.0, -1.0), 1.0)
+        else:
+            # As for equal counts: a mean of logarithms, which no single large count decides.
+            usual = math.expm1(math.log1p(plan["most"]) * min(share, 1.0))
+            start = math.log(usual) - exposed
+            curvature = usual / (1.0 + plan["dispersion"] * usual) / _LONGER**2
+    pull = precision / curvature
     centre = sums.h / count
     centre[constant] = 0.0
-    squares = np.diagonal(sums.J) - count * centre**2
+    squares = squares - count * centre**2
     squares[constant] = count
     seen = np.maximum(squares, noise)
     scale = np.sqrt(count / (seen + pull))
     whole = float((scale**2 * np.maximum(squares, 0.0)).sum()) / count
-    length = _length(len(scale), survey["noise"], count, survey["curvature"])
+    length = _length(len(scale), survey["noise"], count, curvature)
     # At least 1, the approximate length of the constant column alone.
-    return Coordinates(centre, scale * length / math.sqrt(max(whole, 1.0)), constant)
+    scale = scale * length / math.sqrt(max(whole, 1.0))
+    return Coordinates(centre, scale, constant, level=level, sizes=asks), start
+
+
+def of_sizes(survey: Survey, at: Coordinates, counts: np.ndarray, noise: float) -> Coordinates:
+    """Makes coordinates for slopes of the sizes that were counted.
+
+    The first counts define how long rows are, since a slope times a row is to have a length of about 1; for
+    a number with unknown noise, they also define the noise that steps assume. Later counts say only how
+    large residuals are now.
+
+    Args:
+      survey: its description, with an ``OutcomeSurvey``.
+      at: coordinates so far.
+      counts: of all clients that answered, at least K numbers.
+      noise: the sd of the noise in each.
+    """
+    plan = survey["outcome"]
+    assert plan is not None
+    at = at._replace(sizes=False)
+    found = root_mean_square(plan, counts[: len(plan["sizes"]) + 1], noise)
+    if at.spread:
+        # Steps assumed the spread of outcomes; what explains some of it leaves less.
+        return at if found is None else at._replace(residual=min(found, at.spread))
+    if plan["kind"] == "count":
+        return at._replace(spread=_seldom_longer(plan, counts[: len(plan["sizes"]) + 1], noise))
+    # A number's slope is its residual ÷ spread².
+    expected = survey["curvature"] ** -0.5
+    spread = expected if found is None else found
+    return at._replace(spread=spread, scale=at.scale * spread / expected)
 
 
 def fold_inward(at: Coordinates, fold: "Fold") -> "Fold":

@@ -16,6 +16,7 @@ from fedvi.expfam.gaussian import DiagonalGaussian, FullGaussian, GaussianEta
 from fedvi.expfam.low_rank_gaussian import LowRankEta
 from fedvi.expfam.matrices import from_triangle, triangle
 from fedvi.updates.base import Change, Task, check_shapes, finish_natural
+from fedvi.updates.coordinates import Survey, asked_for
 from fedvi.updates.whitened_changes import PriorFrame, from_vector
 
 __all__ = [
@@ -80,13 +81,18 @@ def finish_low_rank(value: dict[str, np.ndarray], task: Task, *, farthest: float
 
 
 def finish_site(
-    value: dict[str, np.ndarray], task: Task, *, weight: float, rate: float, unit: float = 0.0
+    value: dict[str, np.ndarray],
+    task: Task,
+    *,
+    weight: float,
+    rate: float,
+    survey: Survey | None = None,
 ) -> Change:
     """Turns a gradient G and a curvature H at the broadcast mean m into the site (G + H m, H).
 
     The site replaces the client's factor, whatever that was. The noisy H is not projected; only the sum
-    over sites may be (docs/proofs/updates.md §2). If the solver uses coordinates and the task has none
-    yet, the answer is a survey, and the factor does not change.
+    over sites may be (docs/proofs/updates.md §2). If the task asked for a survey of columns or for sizes of
+    slopes, see ``asked_for``, the factor does not change.
 
     Args:
       value: ``gradient`` [D] and ``curvature`` [D(D+1)/2], the lower triangle by rows with off-diagonal
@@ -94,7 +100,7 @@ def finish_site(
       task: the answered task; its posterior is a full Gaussian.
       weight: c.
       rate: the public share of records in a batch.
-      unit: the unit of surveys; 0 if the solver asks for none.
+      survey: the description of surveys; None if the solver asks for none.
 
     Raises:
       ProtocolError: if names or shapes of the arrays differ.
@@ -102,11 +108,21 @@ def finish_site(
     size = task.posterior.h.shape[0]
     rows, columns, _ = triangle(size)
     check_shapes(value, {"gradient": (size,), "curvature": (len(rows),)})
-    at = task.coordinates
-    if unit and at is None:
-        squares = np.diag(value["curvature"][rows == columns])
-        survey = GaussianEta(value["gradient"] * unit / rate, squares * unit / rate)
-        return Change(tree.subtract(task.factor, task.factor), survey)
+    at, asked = task.coordinates, asked_for(survey, task.coordinates)
+    if asked != "step":
+        assert survey is not None
+        diagonal, same = (
+            value["curvature"][rows == columns],
+            tree.subtract(task.factor, task.factor),
+        )
+        if asked == "sizes":
+            counts = GaussianEta(value["gradient"] / rate, np.diag(diagonal) / rate)
+            return Change(same, counts, sized=True)
+        unit = survey["unit"] / rate
+        squares = np.diag(diagonal) * unit
+        if survey["outcome"] is not None and survey["outcome"]["exposed"] is not None:
+            squares[1, 0] = squares[0, 1] = value["curvature"][1] * unit / math.sqrt(2.0)
+        return Change(same, GaussianEta(value["gradient"] * unit, squares))
     curvature = _curvature(value["curvature"], size, weight, rate)
     mean, _ = FullGaussian(size).moments(task.posterior)
     gradient = value["gradient"] / rate
@@ -123,7 +139,7 @@ def finish_sites(
     *,
     weight: float,
     rate: float,
-    unit: float = 0.0,
+    survey: Survey | None = None,
 ) -> GaussianEta:
     """Does what ``finish_site`` does, for answers of many clients whose tasks differ only in the factor.
 
@@ -131,7 +147,7 @@ def finish_sites(
       value: as in ``finish_site``, each with a first axis for clients.
       task: the task of any of the clients; it must not ask for a survey.
       factors: of each client, [clients, D] and [clients, D, D].
-      weight, rate, unit: as in ``finish_site``.
+      weight, rate, survey: as in ``finish_site``.
 
     Returns:
       The change of each factor, bit for bit as from ``finish_site``.
@@ -140,7 +156,7 @@ def finish_sites(
       ProtocolError: the answers are surveys.
     """
     at = task.coordinates
-    if unit and at is None:
+    if asked_for(survey, at) != "step":
         raise errors.ProtocolError("surveys were to be finished together, expected one by one")
     size = task.posterior.h.shape[0]
     curvature = _curvature(value["curvature"], size, weight, rate)

@@ -48,7 +48,8 @@ def of_sites(
     """Turns prior + Σ fresh sites, each with noise, into the q to hand out and the q to report.
 
     The first fold of surveys defines coordinates, in which all later folds are computed; later surveys
-    are ignored.
+    are ignored. Where the survey learns of outcomes, the first fold with sizes of slopes rescales the
+    coordinates, and a later one says how large residuals are: q then moves by no step.
 
     A site is (G + H m, H): gradient and curvature of a client's log likelihood at the broadcast mean m,
     both with Gaussian noise. With n clients the sums have noise of sd s = gradient_sd·√n in a
@@ -119,26 +120,56 @@ def of_sites(
     )
     if at is None or before is None:
         return told(fold, before)
+    if survey is not None and survey["outcome"] is not None:
+        before = _sized(before, fold, gradient_sd, survey)
+        at = before.coordinates
+        assert at is not None
     # A client that has sent only a survey has not given any information on θ yet.
-    spoken = {*before.sites, *fold.asked} - set(fold.surveys)
-    if not spoken:
+    spoken = {*before.sites, *(set(fold.asked) - set(fold.surveys))}
+    if not set(fold.asked) - set(fold.surveys):
         return before
     fold = fold._replace(
         factors={name: eta for name, eta in fold.factors.items() if name in spoken},
-        asked={name: eta for name, eta in fold.asked.items() if name in spoken},
+        asked={name: eta for name, eta in fold.asked.items() if name not in fold.surveys},
     )
-    found = told(coordinates.fold_inward(at, fold), coordinates.standing_inward(at, before))
+    narrower = (at.spread / at.residual) ** 2 if at.residual else 1.0
+    found = told(
+        coordinates.fold_inward(at, fold),
+        coordinates.standing_inward(at, before),
+        narrower=narrower,
+    )
+    if survey is not None and (plan := survey["outcome"]) is not None:
+        known = at.residual if plan["kind"] == "number" else at.spread
+        asks = found.folds >= plan["after"] and not known
+        found = found._replace(coordinates=at._replace(sizes=asks))
     return coordinates.standing_outward(at, found)
 
 
 def _surveyed(family: Any, fold: Fold, gradient_sd: float, survey: Survey) -> Standing:
-    """Makes coordinates from the first surveys; q does not change."""
+    """Makes coordinates from the first surveys; q moves only to where outcomes are."""
     noise = gradient_sd * survey["unit"] * math.sqrt(len(fold.surveys))
     sums = tree.total(fold.surveys.values(), family.zeros())
-    at = coordinates.of_survey(survey, sums, noise, np.diagonal(fold.prior.J))
-    q = family.project(fold.known, fold.prior)
+    at, start = coordinates.of_survey(survey, sums, noise, np.diagonal(fold.prior.J))
+    q = handed_out = family.project(fold.known, fold.prior)
+    if survey["outcome"] is not None:
+        mean = family.moments(q)[0]
+        mean[at.constant] = start
+        handed_out = GaussianEta(q.J @ mean, q.J)
     nothing = GaussianEta(np.zeros(family.size), np.zeros((family.size, family.size)))
-    return Standing(q, q, nothing, folds=0, squares=0.0, coordinates=at)
+    return Standing(handed_out, q, nothing, folds=0, squares=0.0, coordinates=at)
+
+
+def _sized(before: Standing, fold: Fold, gradient_sd: float, survey: Survey) -> Standing:
+    """Makes coordinates from sizes of slopes, if some answers of this fold counted them."""
+    counted = [
+        np.concatenate([fold.surveys[name].h, np.diagonal(fold.surveys[name].J)])
+        for name in sorted(fold.sized)
+    ]
+    if not counted or before.coordinates is None:
+        return before
+    noise = gradient_sd * math.sqrt(len(counted))
+    at = coordinates.of_sizes(survey, before.coordinates, np.sum(counted, axis=0), noise)
+    return before._replace(coordinates=at)
 
 
 def _of_sites(
@@ -151,8 +182,12 @@ def _of_sites(
     rate: float,
     floor: float,
     known: Vanishing | None,
+    narrower: float = 1.0,
 ) -> Standing:
-    """Implements `of_sites`, in the coordinates of its arguments."""
+    """Implements `of_sites`, in the coordinates of its arguments.
+
+    ``narrower`` is the variance of the noise that curvatures assume, ÷ that of residuals.
+    """
     size, noise = family.size, math.sqrt(len(fold.factors))
     # The prior's own factor may make it improper temporarily, so it is projected.
     prior = family.project(fold.known, fold.prior)
@@ -231,7 +266,7 @@ def _of_sites(
         made = average - family.moments(begun)[0]
         left_over = _missing(folds, (_along(axes, _rebuilt(0.0, vectors, likely)) + pulled) / stiff)
         way = np.maximum(way, _whole_way(axes.T @ made, walk, left_over) ** 2)
-    precision = 1.0 / (1.0 / (told + pulled) + missing**2 * way)
+    precision = 1.0 / (1.0 / (told * narrower + pulled) + missing**2 * way)
     spread = np.linalg.inv(_rebuilt(believed, axes, np.maximum(precision - pulled, 0.0)))
     covariance = _rebuilt(spread, axes, walk)
     if not is_exact:

@@ -17,7 +17,7 @@ from fedvi.inference.block_sums import noised_in_blocks
 from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.checked_visits import check_of, visits
 from fedvi.inference.clipping import MOST_ROWS, longest_part
-from fedvi.inference.column_sums import noised_column_sums
+from fedvi.inference.column_sums import noised_column_sums, noised_sizes
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.many_visits import by_posterior, mapped
 from fedvi.inference.parallel_parts import added_on_devices
@@ -35,6 +35,7 @@ from fedvi.updates.coordinates import (
     Coordinates,
     Foreseen,
     Survey,
+    asked_for,
     length_for,
     planned_survey,
     typical_norm,
@@ -169,15 +170,21 @@ def site_release(
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
     streams = has_predictor(model)  # a unit of several rows has no single predictor
     summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws)
+    plan = survey and survey["outcome"]
     surveyed = survey and noised_column_sums(
-        family.size,
+        cast(Any, of_rows(model)),
         sampler,
         mechanism,
         clip_norm,
         survey["constant"],
         survey["emphasis"],
         survey["unit"],
+        plan and (plan["most"], plan["exposed"]),
     )
+    sized = plan and noised_sizes(
+        cast(Any, of_rows(model)), sampler, mechanism, clip_norm, tuple(plan["sizes"])
+    )
+    exposed = foreseen.exposed if foreseen is not None and foreseen.exposed is not None else 0.0
     noise = mechanism.noise_multiplier * unit / sampler.rate
 
     def update(
@@ -188,9 +195,13 @@ def site_release(
         )
         told = {"valid_units": int(np.count_nonzero(shard.mask))}
         valid = jnp.asarray(shard.mask)
-        if surveyed and task.coordinates is None:
+        asked = asked_for(survey, task.coordinates)
+        if surveyed and asked == "columns":
             return state, surveyed(sampling_key, noise_key, shard.records, valid), told
-        given = _given(family, task)
+        given = _given(family, task, exposed)
+        if sized and asked == "sizes":
+            where = (given[0], given[2][-1])
+            return state, sized(sampling_key, noise_key, shard.records, valid, *where), told
         if streams and is_large(shard.mask):
             released = summed.by_blocks(sampling_key, noise_key, shard.records, valid, *given)
         else:
@@ -201,13 +212,13 @@ def site_release(
     def update_many(
         keys_of: Callable[[str], Key], states: list[Any], tasks: list[Task], shards: Shard
     ) -> Callable[[], tuple[list[Any], Released, dict[str, Any]]] | None:
-        surveys = surveyed and any(task.coordinates is None for task in tasks)
-        if surveys or (streams and is_large(shards.mask[0])):
+        asked = {asked_for(survey, task.coordinates) for task in tasks}
+        if asked != {"step"} or (streams and is_large(shards.mask[0])):
             return None
         # Where records have a predictor, nothing is drawn from the guide.
         purposes = ("noise", "sampling") if streams else ("noise", "sampling", "guide")
         noise_keys, sampling_keys, *guide_keys = map(keys_of, purposes)
-        given = by_posterior(functools.partial(_given, family), tasks)
+        given = by_posterior(functools.partial(_given, family, exposed=exposed), tasks)
         valid = jnp.asarray(shards.mask)
         call = summed.of_many(noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys)
         told = {"valid_units": np.count_nonzero(shards.mask, axis=1)}
@@ -216,7 +227,7 @@ def site_release(
     told: dict[str, Any] = {
         "weight": weight,
         "rate": sampler.rate,
-        "unit": survey["unit"] if survey else 0.0,
+        "survey": survey,
     }
     return LocalSolver(
         name="site_release",
@@ -257,8 +268,8 @@ def site_release(
                 floor=floor, nodes=nodes, draws=draws, foreseen=foreseen,
             ),
             sampler, mechanism, clip_norm, tree.to_numpy(family.isotropic(1.0)),
-            # A survey has a program of its own.
-            (None, Coordinates(np.zeros(family.size), np.ones(family.size), 0))[not survey :],
+            # A survey has a program of its own, and so have sizes of slopes.
+            _made_up_coordinates(family.size, survey),
         ),
     )  # fmt: skip
 
@@ -274,11 +285,22 @@ def _auto(
     typical = getattr(rows, "typical_curvature", TYPICAL_CURVATURE)
     curvature = typical if foreseen.curvature is None else foreseen.curvature
     if has_predictor(rows):
-        survey = planned_survey(names, foreseen, noise, rate, curvature)
+        outcome = getattr(rows, "surveyed", None)
+        survey = planned_survey(names, foreseen, noise, rate, curvature, outcome)
         if survey is not None:
             return 1.0, survey
     length = length_for(len(names), foreseen, noise, rate, curvature)
     return typical_norm(names, foreseen) / length, None
+
+
+def _made_up_coordinates(size: int, survey: Survey | None) -> tuple[Coordinates | None, ...]:
+    """Returns coordinates that ask for each kind of answer."""
+    unknown = Coordinates(np.zeros(size), np.ones(size), 0)
+    if survey is None:
+        return (unknown,)
+    if survey["outcome"] is None:
+        return (None, unknown)
+    return (None, unknown, unknown._replace(sizes=True))
 
 
 def _vanishing(model: Model, foreseen: Foreseen | None) -> list[list[int]]:
@@ -298,8 +320,10 @@ def _bends_down(model: Model) -> bool:
     return has_predictor(rows) and getattr(outcome, "concave", None) is True
 
 
-def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
+def _given(family: Any, task: Task, exposed: float) -> tuple[Any, Any, Any]:
     """Returns the mean and root of the broadcast q, and the coordinates of the answer.
+
+    Without coordinates, weights expect the largest offset, ``exposed``.
 
     Raises:
       ProtocolError: if the coordinates have another number of columns than the model.
@@ -309,7 +333,7 @@ def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
         mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
     at = task.coordinates
     if at is None:
-        at = Coordinates(np.zeros(family.size), np.ones(family.size), 0)
+        at = Coordinates(np.zeros(family.size), np.ones(family.size), 0, level=exposed)
     if len(at.centre) != family.size:
         raise errors.ProtocolError(
             f"task {task.task_id} has coordinates of {len(at.centre)} columns, and the model has "
@@ -318,7 +342,10 @@ def _given(family: Any, task: Task) -> tuple[Any, Any, Any]:
     return (
         mean,
         root,
-        (np.float32(at.centre), np.float32(at.scale), np.int32(at.constant)),
+        (
+            *(np.float32(at.centre), np.float32(at.scale), np.int32(at.constant)),
+            *(np.float32(at.spread), np.float32(at.level)),
+        ),
     )
 
 

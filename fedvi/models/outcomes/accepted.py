@@ -27,6 +27,7 @@ class Accepted(NamedTuple):
       words: a description for a prompt; left out, ``needed``.
       left: how a formula writes its columns.
       settings: keys of ``[model]`` besides the formula → (value, why), for a draft.
+      learnt: those of them that a private study learns → the same.
       conjugate: whether its likelihood is Gaussian in θ, so that one visit of a client is exact.
       single: whether a record has one linear predictor.
       latents: whether it is Gaussian in θ given Pólya-Gamma latents, so that `vips` can fit it.
@@ -42,6 +43,7 @@ class Accepted(NamedTuple):
     words: str = ""
     left: str = "{}"
     settings: Mapping[str, tuple[Any, str]] = MappingProxyType({})
+    learnt: Mapping[str, tuple[Any, str]] = MappingProxyType({})
     conjugate: bool = False
     single: bool = True
     latents: bool = False
@@ -83,6 +85,7 @@ ACCEPTED: Mapping[str, Accepted] = {
         settings={
             "noise_scale": (0.5, "known sd of a record around its mean, response scaled as below")
         },
+        learnt={"noise_scale": ("learn", "sd of a record around its mean: released too")},
         conjugate=True,
     ),
     "binomial": Accepted(

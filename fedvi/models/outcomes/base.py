@@ -15,6 +15,7 @@ from jaxtyping import Array, ArrayLike, Float, Shaped
 
 from fedvi.models.outcomes.accepted import Accepted
 from fedvi.updates.conjugate import ConjugateModel
+from fedvi.updates.coordinates import Outcome
 
 __all__ = [
     "MOST_EXPONENT",
@@ -39,6 +40,7 @@ __all__ = [
     "quantile",
     "sharpest",
     "steepest",
+    "surveyed",
     "typical_curvature",
 ]
 
@@ -227,6 +229,18 @@ class WithOffset:
         """The response's own, at a mean that an offset is part of."""
         return curvature_at(self.response, mean)
 
+    @property
+    def surveyed(self) -> Outcome | None:
+        """The response's own."""
+        return surveyed(self.response)
+
+    def surveyed_value(self, y: Observed, most: float) -> Values:
+        """Returns ``surveyed_value`` of the response, for a number less the offset."""
+        a = jnp.zeros(jnp.shape(y)[:-1])
+        shift, outcome = _moved(a, y)
+        response: Any = self.response
+        return response.surveyed_value(outcome - shift * self.response.conjugate, most)
+
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log p(outcome | a + offset)."""
         return self.response.log_density(*_moved(linear_predictor, y))
@@ -242,6 +256,11 @@ class WithOffset:
     def sharpest(self, linear_predictor: Predictor, y: Observed) -> Values | None:
         """Returns ``sharpest`` of the response at a + offset."""
         return sharpest(self.response, *_moved(linear_predictor, y))
+
+
+def surveyed(response: Any) -> Outcome | None:
+    """Returns what a survey may learn of a response's outcomes; None if it does not say."""
+    return getattr(response, "surveyed", None)
 
 
 def typical_curvature(response: Any) -> float:

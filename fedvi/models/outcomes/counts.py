@@ -21,6 +21,7 @@ from fedvi.models.outcomes.base import (
     of_two_kinds,
 )
 from fedvi.models.regression_statistics import PolyaGamma
+from fedvi.updates.coordinates import Outcome
 
 __all__ = ["NegativeBinomial", "Poisson", "rate"]
 
@@ -52,6 +53,15 @@ class _Count:
     measured: ClassVar[str] = "count"
     whole: ClassVar[bool] = True
     keeps_total: ClassVar[bool] = False
+
+    @property
+    def surveyed(self) -> Outcome:
+        """What a survey learns: the usual count, exposures, and how long slopes are."""
+        return Outcome("count", getattr(self, "dispersion", 0.0))
+
+    def surveyed_value(self, y: Observed, most: float) -> Values:
+        """Returns log(1 + y) / log(1 + most), between 0 and 1."""
+        return jnp.clip(jnp.log1p(jnp.asarray(y)) / math.log1p(most), 0.0, 1.0)
 
     def what(self, columns: Columns) -> str:
         """Names the mean."""

@@ -1,4 +1,4 @@
-"""A numeric outcome with known normal noise."""
+"""A numeric outcome with normal noise."""
 
 import dataclasses
 import math
@@ -12,6 +12,7 @@ import scipy
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 from fedvi.models.outcomes.base import Columns, Derivatives, Observed, Predictor, Values
 from fedvi.models.regression_statistics import KnownNoise
+from fedvi.updates.coordinates import Outcome
 
 __all__ = ["Normal"]
 
@@ -20,9 +21,15 @@ _LOG_2PI = math.log(2.0 * math.pi)
 
 @dataclasses.dataclass(frozen=True)
 class Normal:
-    """y ~ N(a, noise_scale²) with a = xᵀθ and known noise."""
+    """y ~ N(a, noise_scale²) with a = xᵀθ.
+
+    Attributes:
+      noise_scale: the sd of the noise.
+      learnt: whether that is a guess until the records say more, see ``OutcomeSurvey``; else it is known.
+    """
 
     noise_scale: float
+    learnt: bool = False
     conjugate: ClassVar[bool] = True
     concave: ClassVar[bool] = True
     accepts: ClassVar[Accepted] = ACCEPTED["linear"]
@@ -34,6 +41,15 @@ class Normal:
     def typical_curvature(self) -> float:
         """1 / noise_scale², for every record."""
         return float(self.noise_scale**-2.0)
+
+    @property
+    def surveyed(self) -> Outcome | None:
+        """What a survey learns: where outcomes are, and how large residuals; None for known noise."""
+        return Outcome("number", learnt=True) if self.learnt else None
+
+    def surveyed_value(self, y: Observed, most: float) -> Values:
+        """Returns (y / most + 1) / 2, between 0 and 1."""
+        return 0.5 * (jnp.clip(jnp.asarray(y) / most, -1.0, 1.0) + 1.0)
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log N(y; a, noise_scale²), elementwise."""
@@ -49,7 +65,7 @@ class Normal:
 
     def tempered(self, power: int) -> "Normal":
         """Returns the density to a power, which is normal with noise of sd s / √power."""
-        return Normal(self.noise_scale / math.sqrt(power))
+        return dataclasses.replace(self, noise_scale=self.noise_scale / math.sqrt(power))
 
     def what(self, columns: Columns) -> str:
         """Names the mean."""

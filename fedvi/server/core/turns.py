@@ -352,6 +352,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         staleness=tuple(state.version - answer.task.version for answer in state.answers),
         late={answer.task.client for answer in state.answers if answer.late},
         surveys={name: c.survey for name, c in changes.items() if c.survey is not None},
+        sized=frozenset(name for name, change in changes.items() if change.sized),
     )
 
 
@@ -364,6 +365,7 @@ def committed(
     late: Collection[str] = (),
     surveys: Mapping[str, GaussianEta] = MappingProxyType({}),
     arrived: tuple[str, ...] | None = None,
+    sized: frozenset[str] = frozenset(),
 ) -> ServerState:
     """Folds answers into the factors and the posterior, and writes an entry of the history.
 
@@ -375,6 +377,7 @@ def committed(
       late: clients whose turn was skipped before they answered.
       surveys: of the clients whose answer was a survey.
       arrived: the clients in order of arrival; None: the order of ``deltas``.
+      sized: the clients whose survey counted sizes of slopes.
     """
     arrived = tuple(deltas) if arrived is None else arrived
     group = tuple(sorted(arrived))
@@ -401,7 +404,7 @@ def committed(
         memory={**state.memory, group: damping_rules.Memory(damping, total)},
     )
     if spec.stand is not None:
-        state = state._replace(standing=stand(spec, state, asked, damping, surveys))
+        state = state._replace(standing=stand(spec, state, asked, damping, surveys, sized))
     update = Update(state.version, arrived, staleness, damping, 0, None)
     return noted(spec, state, rounds_before, update)
 
@@ -486,7 +489,8 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
         if finished.survey is not None:
             # As if each client had sent an equal part of the sum and of its noise.
             equal: GaussianEta = tree.scale(finished.survey, 1.0 / len(members))
-            fold = fold._replace(surveys=dict.fromkeys(members, equal))
+            sized = frozenset(members if finished.sized else ())
+            fold = fold._replace(surveys=dict.fromkeys(members, equal), sized=sized)
         standing = spec.stand(spec.family, fold, state.standing)
         after = after._replace(
             standing=standing._replace(handed_out=tree.freeze(standing.handed_out), noise=louder)
@@ -577,6 +581,7 @@ def stand(
     asked: Mapping[str, Eta],
     damping: float,
     surveys: Mapping[str, GaussianEta] = MappingProxyType({}),
+    sized: frozenset[str] = frozenset(),
 ) -> Standing | None:
     """Computes the standing from noisy factors; factors of clients without records are exact."""
     assert spec.stand is not None
@@ -595,7 +600,7 @@ def stand(
         new: Mapping[str, Eta] = asked
     else:
         new = {name: asked[name] for name in members if name in asked}
-    fold = Fold(spec.prior, known, state.posterior, factors, new, damping, surveys)
+    fold = Fold(spec.prior, known, state.posterior, factors, new, damping, surveys, sized=sized)
     standing = spec.stand(spec.family, fold, state.standing)
     # Frozen: all tasks share its memory, and results computed from it are cached.
     return standing._replace(handed_out=tree.freeze(standing.handed_out))

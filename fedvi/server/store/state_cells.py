@@ -120,27 +120,34 @@ def _write_coordinates(at: Coordinates | None) -> Any:
         "centre": at.centre.tolist(),
         "scale": at.scale.tolist(),
         "constant": at.constant,
+        "slopes": [at.spread, at.level, at.residual, at.sizes],
     }
 
 
 def _read_coordinates(value: Any) -> Coordinates | None:
-    # States of earlier versions have none.
+    # States of earlier versions have none, or nothing of slopes.
     return value and Coordinates(
-        np.array(value["centre"]), np.array(value["scale"]), value["constant"]
+        np.array(value["centre"]),
+        np.array(value["scale"]),
+        value["constant"],
+        *value.get("slopes", ()),
     )
 
 
 def _write_answer(answer: Answer, put: Put) -> Any:
     task, change = _write_task(answer.task, put), _write_eta(answer.change.delta, put)
     survey = answer.change.survey and _write_eta(answer.change.survey, put)
-    return {**answer._asdict(), "task": task, "change": change, "survey": survey}
+    told = {"survey": survey, "sized": answer.change.sized}
+    return {**answer._asdict(), "task": task, "change": change, **told}
 
 
 def _read_answer(value: Any, get: Get, like: Eta) -> Answer:
     value = dict(value)
     # Answers stored by earlier versions have none.
-    survey = value.pop("survey", None)
-    change = Change(_read_eta(value["change"], get, like), survey and _read_eta(survey, get, like))
+    survey, sized = value.pop("survey", None), value.pop("sized", False)
+    change = Change(
+        _read_eta(value["change"], get, like), survey and _read_eta(survey, get, like), sized
+    )
     return Answer(**{**value, "task": _read_task(value["task"], get, like), "change": change})
 
 

@@ -181,6 +181,7 @@ def _written(spec: ServerSpec, state: ServerState, task: Task, is_folded: bool) 
             "version": task.version,
             "damping": task.damping,
             "constant": at and at.constant,
+            "slopes": at and [at.spread, at.level, at.residual, at.sizes],
             "sites": names,
             "opened": [*told.openings],
             "absent": [*told.absent],
@@ -235,7 +236,13 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], diges
         factor=eta("factor"),
         damping=float(about["damping"]),
         coordinates=Coordinates(
-            _floats(content["centre"]), _floats(content["scale"]), int(about["constant"])
+            _floats(content["centre"]),
+            _floats(content["scale"]),
+            int(about["constant"]),
+            spread=float(about["slopes"][0]),
+            level=float(about["slopes"][1]),
+            residual=float(about["slopes"][2]),
+            sizes=about["slopes"][3] is True,
         )
         if centred
         else None,

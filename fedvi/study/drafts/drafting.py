@@ -137,7 +137,13 @@ class Answers:
     def rounds(self) -> int:
         """The most answers of each site."""
         able = SOLVERS[self.chosen_solver]
-        return able.few_rounds if self.few_rounds else able.rounds
+        # A few of them go to surveys where noise around outcomes is learnt.
+        return able.few_rounds if self.few_rounds and not self.learnt else able.rounds
+
+    @property
+    def learnt(self) -> Mapping[str, tuple[Any, str]]:
+        """Keys of ``[model]`` that the solver learns → (value, why), in a draft."""
+        return self.of.learnt if SOLVERS[self.chosen_solver].learns else {}
 
     @property
     def read(self) -> tuple[str, ...]:
@@ -285,7 +291,8 @@ def draft(answers: Answers) -> Draft:
 
 
 def _settings(answers: Answers) -> list[str]:
-    known, given = answers.of.settings, answers.settings
+    known, given = dict(answers.of.settings), answers.settings
+    known |= answers.learnt
     own: tuple[str, ...] = ()
     if is_own(answers.kind):
         found = factories.find("model", answers.kind, models, parts=_allowed())

@@ -73,7 +73,7 @@ def test_it_moves_no_other_record_s_gradient() -> None:
 
 def test_it_moves_no_other_record_s_curvature_or_weight() -> None:
     mean, root = jnp.zeros(SIZE, jnp.float32), jnp.eye(SIZE, dtype=jnp.float32)
-    at = jnp.zeros(SIZE), jnp.ones(SIZE), 0
+    at = jnp.zeros(SIZE), jnp.ones(SIZE), 0, 0.0, 0.0
     assert_only_the_first_differs(
         *(weights.of_predictor(MODEL, 5, mean, root, at, rows, 1.0, 0.5) for rows in records())
     )

@@ -172,7 +172,7 @@ def test_any_other_model_gives_the_same_by_draws():
 
 
 def as_it_is(size):
-    return jnp.zeros(size), jnp.ones(size), jnp.int32(0)
+    return jnp.zeros(size), jnp.ones(size), jnp.int32(0), jnp.float32(0), jnp.float32(0)
 
 
 def noiseless_total(data, mask, *, formed: bool, clip_norm=CLIP, model=MODEL):
@@ -281,7 +281,7 @@ def test_what_a_record_contributes_depends_on_no_row():
     def found(indices):
         batch = filled(Batch(indices, jnp.ones(count, bool), sampling.full(count)))
         taken = {"x": jnp.asarray(x)[batch.indices], "y": jnp.asarray(y)[batch.indices]}
-        at = jnp.linspace(-1.0, 1.0, size), jnp.linspace(0.5, 3.0, size), jnp.int32(0)
+        at = jnp.linspace(-1.0, 1.0, size), jnp.linspace(0.5, 3.0, size), *as_it_is(size)[2:]
         return weights.of_predictor(model, 20, mean, root, at, taken, 2.0, 1.0)
 
     still = [np.asarray(part)[:count] for part in found(jnp.arange(count))]

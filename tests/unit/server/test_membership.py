@@ -459,7 +459,8 @@ def finish_surveyed(value, task):
 
 def test_surveys_and_the_coordinates_of_them_are_durable_and_outlive_a_removal(tmp_path):
     survey = {
-        "constant": 0, "unit": 2.0, "emphasis": 1.0, "length": 1.5, "noise": 100.0, "curvature": 0.1
+        "constant": 0, "unit": 2.0, "emphasis": 1.0, "length": 1.5, "noise": 100.0, "curvature": 0.1,
+        "outcome": None,
     }  # fmt: skip
     sites = functools.partial(
         of_sites, gradient_sd=0.3, curvature_sd=0.2, rate=1.0, floor=0.5, survey=survey

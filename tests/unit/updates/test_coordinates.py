@@ -105,7 +105,9 @@ def _arrays(standing: Standing) -> list[np.ndarray]:
 
 
 LENGTH = 1.5
-SURVEY = Survey(constant=0, unit=4.0, emphasis=1.5, length=LENGTH, noise=1e9, curvature=0.1)
+SURVEY = Survey(
+    constant=0, unit=4.0, emphasis=1.5, length=LENGTH, noise=1e9, curvature=0.1, outcome=None
+)
 
 
 def sums(x: np.ndarray) -> GaussianEta:
@@ -115,7 +117,7 @@ def sums(x: np.ndarray) -> GaussianEta:
 
 def test_without_noise_columns_become_centred_and_alike():
     x = rows(1, 0, 5_000)
-    at = of_survey(SURVEY, sums(x), 0.0, np.full(SIZE, 1e-9))
+    at = of_survey(SURVEY, sums(x), 0.0, np.full(SIZE, 1e-9))[0]
     inside = at.columns(x.T).T
     np.testing.assert_allclose(inside[:, 1:].mean(0), 0.0, atol=1e-9)
     np.testing.assert_allclose((inside**2).mean(0), LENGTH**2 / SIZE, rtol=1e-6)
@@ -127,7 +129,7 @@ def test_rows_are_as_long_as_the_records_that_are_there_ask_for(there):
     """Fewer than declared: longer, up to 1.5."""
     x = rows(1, 0, there)
     survey = {**SURVEY, "noise": 30.0}
-    inside = of_survey(survey, sums(x), 0.0, np.full(SIZE, 1e-9)).columns(x.T)
+    inside = of_survey(survey, sums(x), 0.0, np.full(SIZE, 1e-9))[0].columns(x.T)
     length = math.sqrt((inside**2).sum(0).mean())
     foreseen = Foreseen(rounds=40, clients=1, records=there)
     assert length == pytest.approx(length_for(SIZE, foreseen, 30.0, 1.0, 0.1), rel=1e-6)
@@ -136,7 +138,7 @@ def test_rows_are_as_long_as_the_records_that_are_there_ask_for(there):
 
 def test_a_strong_prior_keeps_its_column_short():
     x = rows(1, 0, 500)
-    at = of_survey(SURVEY, sums(x), 0.0, np.array([1e-9, 1e4, 1e-9, 1e-9]))
+    at = of_survey(SURVEY, sums(x), 0.0, np.array([1e-9, 1e4, 1e-9, 1e-9]))[0]
     inside = (at.columns(x.T) ** 2).mean(1)
     assert inside[1] < 0.01 * inside[2]
 
@@ -153,7 +155,7 @@ def test_columns_that_say_nothing_leave_coordinates_finite(column):
             told.h + noise * generator.normal(size=SIZE),
             told.J + np.diag(noise * generator.normal(size=SIZE)),
         )
-        at = of_survey(SURVEY, noisy, noise, np.full(SIZE, 0.16))
+        at, _ = of_survey(SURVEY, noisy, noise, np.full(SIZE, 0.16))
         assert np.isfinite(at.centre).all()
         assert (at.scale > 0.0).all()
         assert at.centre[0] == 0.0

@@ -232,7 +232,9 @@ def test_a_site_that_joins_or_leaves_is_no_surprise():
     assert left.surprise == 0.0
 
 
-SURVEYED = Survey(constant=0, unit=5.0, emphasis=1.5, length=1.5, noise=1e9, curvature=0.1)
+SURVEYED = Survey(
+    constant=0, unit=5.0, emphasis=1.5, length=1.5, noise=1e9, curvature=0.1, outcome=None
+)
 
 
 def surveying(before, *, factors, asked, surveys):
