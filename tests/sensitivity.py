@@ -420,6 +420,20 @@ SURVEYED = models.linear(("(Intercept)", "b"), noise_scale=1.0)
 # Columns far from even, which no survey would come to.
 AT = Coordinates(np.array([0.0, 3.0]), np.array([0.5, 40.0]), 0)
 
+_INTERCEPT = ("(Intercept)", "b")
+OF_OUTCOMES: dict[str, dict[str, Any]] = {
+    "noise": {
+        "model": models.linear(_INTERCEPT, noise_scale="learn"),
+        "foreseen": Foreseen(20, 1, 10**6, most=1.0),
+    },
+    "exposed": {
+        "model": models.poisson(_INTERCEPT, offset=True),
+        "foreseen": Foreseen(20, 1, 10**6, most=50.0, exposed=2.0),
+        "table": _trials,
+        "odd": _odd_trials,
+    },
+}
+
 
 def _solver_case(
     name: str,
@@ -854,6 +868,20 @@ def _every_case() -> list[Case]:
                 ("survey, discrete noise", 409, {"mechanism": DISCRETE}),
                 ("after a survey", 409, {"at": AT}),
                 ("after a survey, in blocks", 4_096, {"at": AT, "large": True}),
+            )
+        ),
+        *(
+            _solver_case(
+                f"site_release, {label}", release, 409, clip_norm="auto", **OF_OUTCOMES[of], **more
+            )
+            for of, label, more in (
+                ("noise", "survey of numbers", {}),
+                ("noise", "sizes of residuals", {"at": AT._replace(sizes=True)}),
+                ("noise", "sizes of residuals, in blocks", {"at": AT._replace(sizes=True), "large": True}),
+                ("noise", "learnt noise", {"at": AT._replace(spread=1e-3)}),
+                ("exposed", "survey of exposures", {}),
+                ("exposed", "sizes of slopes", {"at": AT._replace(sizes=True, level=-3.0)}),
+                ("exposed", "counts by exposure", {"at": AT._replace(spread=2.0, level=-3.0)}),
             )
         ),
         _solver_case("site_release, logistic after a survey", release, 409, model=logistic, at=AT),

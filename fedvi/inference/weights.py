@@ -175,5 +175,7 @@ def _at_rows(
         reached = jnp.maximum(larger, 1.0) * reached
     sharpest = jax.vmap(model.sharpest)(predictor, y[:, None])
     bend = -product(bend, weights)
+    if sharpest is None and plan is not None and plan.kind == "count":
+        sharpest = -jax.vmap(model.derivatives)(predictor, y[:, None])[2]
     sharp = bend if sharpest is None else product(sharpest, weights)
     return x, product(slope, weights), bend, reached, sharp

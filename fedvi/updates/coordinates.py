@@ -239,8 +239,8 @@ def asked_for(survey: Survey | None, at: "Coordinates | None") -> str:
 def root_mean_square(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> float | None:
     """Returns the root mean square of slopes from noisy counts by size; None if noise hides them.
 
-    Sizes above the last that noise does not hide count as absent. Within a size, the mean square is that
-    of a normal distribution with the root mean square that results, found by iteration.
+    Sizes far above the last that noise does not hide count as absent. Within a size, the mean square is
+    that of a normal distribution with the root mean square that results, found by iteration.
 
     Args:
       plan: its ``sizes`` define the counts.
@@ -251,16 +251,19 @@ def root_mean_square(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> f
     seen = np.flatnonzero(counts > _SEEN * noise)
     if not len(seen):
         return None
-    kept = np.maximum(counts[: len(borders) + 1], 0.0)
-    kept[seen[-1] + 1 :] = 0.0
-    kept[kept < noise] = 0.0
+    kept = np.array(counts[: len(borders) + 1])
+    # One more, since the few largest residuals are spread over several sizes.
+    kept[seen[-1] + 2 :] = 0.0
     lower, upper = np.append(0.0, borders), np.append(borders, borders[-1] ** 2 / borders[-2])
-    found = math.sqrt(float(kept @ (0.5 * (lower**2 + upper**2))) / float(kept.sum()))
+    if kept.sum() <= _SEEN * noise:
+        return None
+    share = np.maximum(kept, 0.0) / np.maximum(kept, 0.0).sum()
+    found = math.sqrt(float(share @ upper**2))
+    # Counts below 0 are noise, and must not make it vanish.
+    least = 0.1 * float(share @ (lower * upper))
     for _ in range(50):
-        found = (
-            math.sqrt(float(kept @ _mean_square(lower / found, upper / found)) / float(kept.sum()))
-            * found
-        )
+        within = found**2 * _mean_square(lower / found, upper / found)
+        found = math.sqrt(max(float(kept @ within) / float(kept.sum()), least))
     return found
 
 

@@ -595,6 +595,23 @@ def test_weights_leave_the_mean_of_a_gradient_at_zero_where_clipping_would_not(n
     assert law @ (np.abs(slope) * x > clip_norm) < (0.02 if name == "negative_binomial" else 0.01)
 
 
+def test_no_weight_depends_on_an_exposure_that_comes_with_the_outcome():
+    """A follow-up that ends at the event is a part of the outcome."""
+    model = models.poisson(["a"], offset=True)
+    offsets, counts = np.meshgrid(np.linspace(-8.0, 1.0, 10), [0.0, 1.0, 5.0])
+    y = np.stack([counts.ravel(), offsets.ravel()], axis=1).astype(np.float32)
+    rows = {"x": jnp.full((len(y), 1), 6.0, jnp.float32), "y": jnp.asarray(y)}
+    point = jnp.asarray([0.3], jnp.float32), jnp.asarray([[1e-6]], jnp.float32)
+    at = (*as_it_is(1)[:4], jnp.float32(0.5))
+    slopes = [
+        np.asarray(weights.of_predictor(model, 20, *point, at, rows, 0.1, norm)[1], np.float64)
+        for norm in (1.0, math.inf)
+    ]
+    kept = slopes[0] / slopes[1]
+    np.testing.assert_allclose(kept, kept[0], rtol=1e-5)
+    assert kept[0] < 0.5
+
+
 def test_steps_are_short_where_the_broadcast_is_wide():
     """At N(0, 100 I), the mean curvature over q would be a tenth of that at its mean."""
     wide = task()._replace(posterior=FAMILY.isotropic(10.0))

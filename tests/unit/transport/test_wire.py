@@ -50,6 +50,26 @@ LARGE = (Tensor("h", "<f4", (bundle.INLINE,), bytes(4 * bundle.INLINE)),)
 LARGE_PAYLOAD = Payload(LARGE, EVENT, codec.digest(EVENT, LARGE))
 
 
+@pytest.mark.parametrize(
+    "known", [{}, {"spread": 0.5, "level": -2.0, "residual": 0.25, "sizes": True}]
+)
+def test_coordinates_arrive_as_they_were_sent(known):
+    sent = TASK._replace(coordinates=AT._replace(**known))
+    message = wire.task_to(sent, bundle.of_eta(ETA), bundle.of_eta(FACTOR), 30.0)
+    arrived = wire.task_from(message, "north", ETA).task.coordinates
+    assert arrived is not None
+    assert [part.tolist() for part in arrived[:2]] == [AT.centre.tolist(), AT.scale.tolist()]
+    assert arrived[2:] == sent.coordinates[2:]
+
+
+@pytest.mark.parametrize("wrong", [{"spread": -1.0}, {"level": math.inf}, {"residual": math.nan}])
+def test_coordinates_that_no_survey_makes_are_refused(wrong):
+    sent = TASK._replace(coordinates=AT._replace(**wrong))
+    message = wire.task_to(sent, bundle.of_eta(ETA), bundle.of_eta(FACTOR), 30.0)
+    with pytest.raises(errors.ProtocolError, match=f"{next(iter(wrong))} "):
+        wire.task_from(message, "north", ETA)
+
+
 def samples():
     """One message of each kind, with every field set."""
     header = wire.header_to("north", "north/3", 1, bundle.of_payload(PAYLOAD), 8)

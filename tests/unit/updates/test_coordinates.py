@@ -1,5 +1,6 @@
 """Coordinates of a regression's columns: what they preserve, and what a survey makes of them, and when."""
 
+import itertools
 import math
 
 import numpy as np
@@ -11,13 +12,17 @@ from fedvi import expfam
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.updates.base import Fold, Standing
 from fedvi.updates.coordinates import (
+    EMPHASIS,
     Coordinates,
     Foreseen,
+    OutcomeSurvey,
     Survey,
     fold_inward,
     length_for,
+    of_sizes,
     of_survey,
     planned_survey,
+    root_mean_square,
     standing_inward,
     standing_outward,
 )
@@ -105,6 +110,105 @@ def _arrays(standing: Standing) -> list[np.ndarray]:
 
 
 LENGTH = 1.5
+SIZES = OutcomeSurvey(
+    kind="number",
+    most=1.0,
+    exposed=None,
+    dispersion=0.0,
+    sizes=[2.0 * 1000.0 ** (-k / 13) for k in range(13, 0, -1)],
+    after=8,
+)
+
+
+def counted(plan: OutcomeSurvey, sizes: np.ndarray) -> np.ndarray:
+    return np.bincount(np.searchsorted(plan["sizes"], sizes), minlength=len(plan["sizes"]) + 1)
+
+
+@pytest.mark.parametrize(
+    ("law", "sd"),
+    [*itertools.product(["normal", "laplace"], [0.01, 0.05, 0.164]), ("normal", 0.6)],
+)
+def test_counts_by_size_say_how_large_residuals_are(law, sd):
+    """For 3,000 records, with a count's noise as at an epsilon of 2 or so."""
+    random = np.random.default_rng(int(1e3 * sd))
+    residuals = getattr(random, law)(
+        scale=sd / (math.sqrt(2.0) if law == "laplace" else 1.0), size=3000
+    )
+    counts = counted(SIZES, np.abs(residuals))
+    assert root_mean_square(SIZES, counts, 0.0) == pytest.approx(sd, rel=0.06)
+    found = [
+        root_mean_square(SIZES, counts + random.normal(0.0, 25.0, 14), 25.0) for _ in range(40)
+    ]
+    assert np.mean(found) == pytest.approx(sd, rel=0.1)
+    assert np.std(found) < 0.2 * sd
+
+
+def test_counts_that_noise_hides_say_nothing():
+    random = np.random.default_rng(5)
+    found = [root_mean_square(SIZES, random.normal(0.0, 50.0, 14), 50.0) for _ in range(200)]
+    # One of 14 normal numbers exceeds 3 sds in 2 % of draws; more than 14 of 200 has probability 1e-5.
+    assert sum(value is not None for value in found) <= 14
+    survey: Survey = {**SURVEY, "curvature": 4.0, "outcome": SIZES}
+    at = Coordinates(np.zeros(SIZE), np.ones(SIZE), 0, sizes=True)
+    kept = of_sizes(survey, at, np.zeros(14), 50.0)
+    assert kept == at._replace(spread=0.5, sizes=False, scale=kept.scale)
+    np.testing.assert_array_equal(kept.scale, 1.0)
+
+
+def test_rows_grow_with_the_noise_that_is_learnt_and_the_last_count_moves_no_coordinate():
+    survey: Survey = {**SURVEY, "curvature": 4.0, "outcome": SIZES}
+    at = Coordinates(np.zeros(SIZE), np.ones(SIZE), 0, sizes=True)
+    random = np.random.default_rng(8)
+    first = of_sizes(survey, at, counted(SIZES, np.abs(random.normal(0.0, 0.1, 10**5))), 10.0)
+    assert first.spread == pytest.approx(0.1, rel=0.05)
+    np.testing.assert_allclose(first.scale, first.spread / 0.5)
+    last = of_sizes(survey, first, counted(SIZES, np.abs(random.normal(0.0, 0.06, 10**5))), 10.0)
+    assert last.residual == pytest.approx(0.06, rel=0.05)
+    np.testing.assert_array_equal(last.scale, first.scale)
+    assert last.spread == first.spread
+
+
+def test_weights_expect_longer_slopes_where_counts_scatter_more():
+    plan: OutcomeSurvey = {
+        **SIZES, "kind": "count", "sizes": [10.0 * 100.0 ** (-k / 13) for k in range(13, 0, -1)],
+    }  # fmt: skip
+    survey: Survey = {**SURVEY, "outcome": plan}
+    at = Coordinates(np.zeros(SIZE), np.ones(SIZE), 0, sizes=True)
+    random = np.random.default_rng(2)
+    found = [
+        of_sizes(survey, at, counted(plan, np.abs(random.normal(0.0, sd, 50_000))), 10.0).spread
+        for sd in (0.3, 1.0, 2.5)
+    ]
+    assert found[0] == found[1] == 1.0
+    assert 1.5 < found[2] < 4.0
+
+
+def test_a_survey_finds_where_outcomes_are():
+    x = rows(1, 0, 5_000)
+    plan: OutcomeSurvey = {**SIZES, "kind": "count", "most": 30.0, "exposed": math.log(3.0)}
+    survey: Survey = {**SURVEY, "outcome": plan}
+    told = sums(x)
+    told.J[0, 0] = EMPHASIS * 5_000 * math.log1p(2.0) / math.log1p(30.0)
+    exposures = 0.25 * 5_000
+    told.J[0, 0] += exposures
+    told.J[1, 1] += exposures
+    told.J[0, 1] = told.J[1, 0] = exposures
+    at, start = of_survey(survey, told, 0.0, np.full(SIZE, 1e-9))
+    # Two events in a quarter of three years; weights expect half as much again.
+    assert start == pytest.approx(math.log(2.0 / 0.75))
+    assert at.level == pytest.approx(math.log(3.0 * 0.25 * 1.5))
+    assert not at.sizes
+    plain, _ = of_survey(SURVEY, sums(x), 0.0, np.full(SIZE, 1e-9))
+    np.testing.assert_allclose(at.centre, plain.centre)
+    np.testing.assert_allclose(at.scale / at.scale[0], plain.scale / plain.scale[0])
+    number: OutcomeSurvey = {**SIZES, "most": 2.0}
+    told = sums(x)
+    told.J[0, 0] = EMPHASIS * 5_000 * 0.4
+    at, start = of_survey({**SURVEY, "outcome": number}, told, 0.0, np.full(SIZE, 1e-9))
+    assert start == pytest.approx(-0.4)
+    assert at.sizes
+
+
 SURVEY = Survey(
     constant=0, unit=4.0, emphasis=1.5, length=LENGTH, noise=1e9, curvature=0.1, outcome=None
 )
