@@ -78,7 +78,9 @@ def of_sites(
       of the steps. w² is λ/(j(λ + j)), as the prior expects, so that the prior's 1/j remains if noise
       allows no step; or the square of the way that the steps suggest, if that is larger (``_whole_way``).
       The noise in the mean is that of each gradient (s², and (1/r − 1)·λ for sites from a share r of the
-      records) times what later steps left of it.
+      records) times what later steps left of it. Where it is more than the prior leaves to it, and the mean
+      lies no further from the prior's than noise moves it, that part of both is taken back: nothing is
+      reported that is wider than the prior but what records carried away from it.
     - *Surprise*: compares the gradient at m with its prediction by the previous gradient and the likely
       curvature along the step between them. If the log likelihood is nearly quadratic over a step, they
       differ only by noise: about 2s² a coordinate, and u'² times the squared step. If they differ by more
@@ -268,7 +270,13 @@ def _of_sites(
         way = np.maximum(way, _whole_way(axes.T @ made, walk, left_over) ** 2)
     precision = 1.0 / (1.0 / (told * narrower + pulled) + missing**2 * way)
     spread = np.linalg.inv(_rebuilt(believed, axes, np.maximum(precision - pulled, 0.0)))
-    covariance = _rebuilt(spread, axes, walk)
+    # Noise alone may leave more than the prior does: what it moved is then taken back in proportion.
+    made = axes.T @ (average - np.linalg.solve(believed, prior.h))
+    room = np.maximum(1.0 / pulled - _along(axes, spread), 0.0)
+    alone = (walk > room) & (np.abs(made) < _CARRIED * np.sqrt(walk)) & (reference is None)
+    left_in = np.where(alone, room / np.maximum(walk, 1e-300), 1.0)
+    told_mean = average - axes @ ((1.0 - left_in) * made)
+    covariance = _rebuilt(spread, axes, left_in * walk)
     if not is_exact:
         # A step moves the mean by `weight` times the newest step's distance from it. A round has 1 / share
         # steps, with similar moves.
@@ -293,7 +301,7 @@ def _of_sites(
         earlier = before.surprise
     return Standing(
         handed_out=GaussianEta(sharp @ mean, sharp),
-        reported=GaussianEta(precision @ average, precision),
+        reported=GaussianEta(precision @ told_mean, precision),
         curvature=GaussianEta(average, curvature),
         folds=folds,
         squares=left,
