@@ -279,7 +279,7 @@ def _by_draws(model: Any, family: Any, posterior: Eta, draws: int, seed: int) ->
             found = table(piece)
             mean = scipy.special.logsumexp(found, axis=0) - math.log(draws)
             sound = np.isfinite(mean)
-            lost += np.count_nonzero(~sound)
+            lost += int(np.count_nonzero(~sound))
             total += mean[sound].sum()
             # To first order, a draw moves the log of a mean by its share of the mean.
             influence += np.exp(found[:, sound] - mean[None, sound]).sum(axis=1)

@@ -302,7 +302,7 @@ def sharpest(response: Any, linear_predictor: Any, y: Any) -> Any:
 
 def check_steepest(response: Any) -> None:
     """Rejects a response for which there is no ``steepest``, before a solver needs it; errors as there."""
-    own = response.response if isinstance(response, WithOffset) else response
+    own: Any = response.response if isinstance(response, WithOffset) else response
     if not (own.conjugate or hasattr(own, "steepest")):
         _extremes(own)
 
