@@ -13,7 +13,7 @@ from fedvi.federation.progress import Schedule
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model
-from fedvi.models.glm import GeneralisedLinearModel
+from fedvi.models.capabilities import Regression
 from fedvi.models.outcomes.base import check_steepest
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling, top_up
 from fedvi.privacy.base import Mechanism, Sampler
@@ -106,7 +106,7 @@ def solver_of(
     if study.data.unit_column is not None:
         # The solver clips what one record contributes, so all rows of a patient are one record.
         supplied["model"] = unit_model(typing.cast(Model, model))
-    if "foreseen" in known and isinstance(model, GeneralisedLinearModel) and model.layout is None:
+    if "foreseen" in known and isinstance(model, Regression) and model.layout is None:
         # This solver weighs records by the longest gradient that they may have.
         check_steepest(model.response)
     if "foreseen" in known and study.data.max_records is not None:
