@@ -26,6 +26,8 @@ from fedvi.inference.svi_checks import (
     check_mutable,
     check_optimiser,
     checked_steps,
+    finite_records,
+    judge_records,
     not_set_up,
     not_started,
 )
@@ -70,8 +72,9 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     state serves one step, and a second is refused. Runs are counted by this object, or, where ``privacy``
     has a ``ledger``, over all processes that use it. Proof: a step sees records only through
     ``release_with(…, clipped(…))``, whose price is the plan's ``step``; steps compose adaptively; the
-    rest is post-processing. A record whose gradient is not finite, as where a NaN is not masked, adds
-    nothing, and nothing tells of it. No size or program behind a step follows from the number of records
+    rest is post-processing. A record whose gradient is not finite, as where a NaN is not masked, or which
+    is outside of the model's support, adds nothing; ``init`` says on the holder's own screen how many are
+    not finite at the start. No size or program behind a step follows from the number of records
     (docs/proofs/float_sum.md). Draws of a record's own latents do not depend on other records.
     Parameters are initialised on made-up records. The draws of the guide follow from ``rng_key`` and
     may be public.
@@ -200,6 +203,7 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         self._used = UsedStates(self._fit, self._check_owner)
         # Compiled per object: a cache of the class would keep the secrets of all objects.
         self._step = jax.jit(self._one_step, static_argnums=2, inline=True)
+        self._finite = jax.jit(lambda *given: finite_records(self._taken_apart, *given))
         self._scan = jax.jit(self._many_steps, static_argnums=(2, 3, 4), donate_argnums=0)
 
     def _more_facts(self) -> list[tuple[str, str]]:
@@ -232,11 +236,15 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
     ) -> DPSVIState:
         """Charges one run and returns its first state; parameters start as those of ``SVI``.
 
-        Reads only the shapes and dtypes of the records.
+        What it returns follows from the shapes and dtypes of the records alone. It looks at the records
+        once, at the start of the guide: those that are not finite there, outside of the support of the
+        model, or not held by 32 bits, are told in one line on standard error. That line is private to the
+        holder of the records: keep it out of what you share. Without a promise they are refused instead.
 
         Raises:
           BudgetExceeded: more runs were started than planned, by this process or, if the plan has a
             ledger file, by all processes.
+          DataError: the plan has no noise, and records count as zero, or a column is not held by 32 bits.
           LedgerError: the ledger file is damaged, belongs to another plan, or cannot be written.
           ModelError: model or guide cannot be split by records; the arguments hold no records, or differ
             from those of the previous run.
@@ -294,7 +302,12 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
             )
             if isinstance(self._latents_told, Latents):
                 self._transforms = self._latents_told.transforms
-        run = self._charged(params, constrained, rng_key, at.take(args, kwargs))
+        columns = at.take(args, kwargs)
+        if not self.privacy.protected:
+            self._judge(constrained, rng_key, columns)
+        run = self._charged(params, constrained, rng_key, columns)
+        if self.privacy.protected:
+            self._judge(constrained, rng_key, columns)
         state = DPSVIState(
             started.optim_state,
             None,
@@ -462,6 +475,11 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         array, so a compiled function cannot return it.
         """
         return Private(super().evaluate(svi_state, *args, **kwargs))
+
+    def _judge(self, constrained: Any, key: Any, columns: list[Any]) -> None:
+        """Looks for records that are lost at the start; see `judge_records`."""
+        finite = self._finite(constrained, key, [jnp.asarray(column) for column in columns])
+        judge_records(self._taken_apart, constrained, key, columns, finite, self.privacy.protected)
 
     def _check(self, state: Any) -> None:
         """Rejects a state whose structure or shapes differ from those of this object's states."""

@@ -2,6 +2,7 @@
 
 import operator
 import re
+import sys
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import numpy as np
 from numpyro import optim as optimisers
 
 from fedvi import errors
+from fedvi.models.guided_terms import Guided
 
 __all__ = [
     "OUTSIDE",
@@ -19,9 +21,14 @@ __all__ = [
     "check_mutable",
     "check_optimiser",
     "checked_steps",
+    "finite_records",
+    "judge_records",
     "not_set_up",
     "not_started",
 ]
+
+# At how many draws of the guide records are looked at before a run, and how many rows at a time.
+_STARTS, _TOGETHER = 4, 1024
 
 # What to do where `init` is under a JAX transformation.
 OUTSIDE = (
@@ -79,6 +86,72 @@ def check_mutable(mutable: Any) -> None:
             "noise",
             "use layers without running statistics: LayerNorm or GroupNorm, no BatchNorm",
         )
+
+
+def finite_records(found: Guided, params: Any, key: Any, columns: list[Any]) -> Any:
+    """Returns whether the terms of each record are finite at draws of the guide's start; bool [rows].
+
+    The answer follows from the records.
+
+    Args:
+      params: constrained, at the start.
+      columns: of the table.
+    """
+    keys = jax.random.split(key, _STARTS)
+
+    def is_finite(row: list[Any]) -> Any:
+        terms = jax.vmap(lambda key: found.record_term(params, key, row, 0))(keys)
+        return jnp.isfinite(terms).all()
+
+    return jax.lax.map(is_finite, columns, batch_size=_TOGETHER)
+
+
+def judge_records(
+    found: Guided, params: Any, key: Any, columns: list[Any], finite: Any, protected: bool
+) -> None:
+    """Says which records are lost: as an error where nothing is promised, else on the holder's own screen.
+
+    No error or warning may follow from the records of a fit with a promise, so that it prints a line.
+
+    Args:
+      params, key: those of ``finite_records``.
+      columns: as they were passed.
+      finite: from ``finite_records``.
+      protected: whether the fit has a promise.
+
+    Raises:
+      DataError: the fit has none, and a record is lost or a column is narrowed.
+    """
+    told = []
+    narrowed = found.layout.narrowed(columns)
+    if narrowed:
+        told.append(
+            f"{' and '.join(narrowed)} holds numbers that 32 bits do not hold: the model sees others"
+        )
+    lost = np.flatnonzero(~np.asarray(finite))
+    if len(lost):
+        first = [jnp.asarray(column[lost[0] : lost[0] + 1]) for column in columns]
+        outside = found.unsupported(params, key, first)
+        why = (
+            ", ".join(
+                f"{name!r} is outside of the support of {kind}" for name, kind in outside.items()
+            )
+            or "the log density overflows or is not a number"
+        )
+        told.append(
+            f"{len(lost):,} of {len(finite):,} records are not finite at the start and count as zero; in "
+            f"row {lost[0]} {why}"
+        )
+    if not told:
+        return
+    if protected:
+        sys.stderr.write(f"Private, for the holder of the records alone: {'; '.join(told)}.\n")
+        return
+    raise errors.DataError(
+        "; ".join(told),
+        "number levels from 0 and label two classes 0 and 1; subtract a public origin in 64 bits and scale "
+        "columns to about 1; hide missing outcomes by numpyro.handlers.mask",
+    )
 
 
 def check_key(rng_key: Any) -> None:

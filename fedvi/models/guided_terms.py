@@ -19,11 +19,14 @@ from fedvi.models.plates import (
     Watch,
     is_inside,
     is_same,
+    is_supported,
+    kind_of,
     learnt_as,
     log_density,
     numpyro_rules,
     plate_sizes,
     record_terms,
+    records_supported,
     scaled_term,
     total_of,
     transform_of,
@@ -68,7 +71,8 @@ class Guided:
         """Returns the estimate of one record's term: its likelihood, and its local latents' log p − log q.
 
         The plate's own factor size ÷ subsample size is removed. Global latents are those that
-        ``public_term`` draws with the same key.
+        ``public_term`` draws with the same key. NaN where an observation is outside of its support: such a
+        record counts as zero, where NumPyro's density may be finite and wrong.
 
         Args:
           params: constrained parameters of model and guide.
@@ -84,7 +88,26 @@ class Guided:
         columns = [column[None] for column in row]
         with numpyro_rules():
             run = self._run(handlers.seed(self.model, key), latents, columns, 0)
-            return total_of(record_terms(run, self.plate).values(), jnp.result_type(float))
+            total = total_of(record_terms(run, self.plate).values(), jnp.result_type(float))
+            return jnp.where(records_supported(run, self.plate), total, jnp.nan)
+
+    def unsupported(
+        self, params: Mapping[str, Any], key: Any, columns: list[Any]
+    ) -> dict[str, str]:
+        """Returns the kind of distribution by site, for what ONE record has outside of its support.
+
+        For messages, and so not to be compiled; ``columns`` have a record axis of 1.
+        """
+        model, _ = self.traces(params, key, columns, 0)
+        with numpyro_rules():
+            return {
+                name: kind_of(site)
+                for name, site in model.sites.items()
+                if is_sample(site)
+                and site["is_observed"]
+                and is_inside(site, self.plate)
+                and not is_supported(site)
+            }
 
     def prior_at(self, latents: Mapping[str, Any], key: Any) -> Float[Array, ""]:
         """Returns log p of all sites outside of the plate at global latents in their own supports."""
@@ -154,7 +177,9 @@ class Guided:
                 known = ours if ours is not None else theirs
                 if known is not None and is_inside(known, self.plate) is inside:
                     total = total + self._term(ours, theirs, self._scale(model, guide, inside))
-            return total
+            return (
+                jnp.where(records_supported(model, self.plate), total, jnp.nan) if inside else total
+            )
 
     def _scale(self, model: Any, guide: Any, inside: bool) -> float:
         if not inside:

@@ -12,6 +12,9 @@ from fedvi.models.made_up import placeholder
 
 __all__ = ["Layout", "layout"]
 
+# The step between neighbouring floats, in sds of a column, from which rounding would show.
+_COARSE = 0.01
+
 
 class Layout(NamedTuple):
     """The leaves of a call's arguments that have a record axis, and the shapes of their records.
@@ -54,6 +57,30 @@ class Layout(NamedTuple):
             + (_kind(other) if column is None else _table(column))
             for path, column, other in zip(paths, self.columns, self.rest, strict=True)
         )
+
+    def narrowed(self, columns: list[Any]) -> list[str]:
+        """Names the columns with numbers that JAX's dtypes do not hold; it follows from the records.
+
+        These are large integers, and floats that differ by less than a float of 32 bits can tell.
+
+        Args:
+          columns: as they were passed, from ``take``.
+        """
+        numbered = jax.tree.unflatten(self.tree, range(len(self.columns)))
+        paths = [path for path, _ in jax.tree.flatten_with_path(numbered)[0]]
+        names = [
+            _name(path)
+            for path, column in zip(paths, self.columns, strict=True)
+            if column is not None
+        ]
+        kinds = [column.dtype for column in self.columns if column is not None]
+        return [
+            f"{name} ({column.dtype})"
+            for name, column, kind in zip(names, columns, kinds, strict=True)
+            if isinstance(column, np.ndarray)
+            and column.dtype != kind
+            and _is_narrowed(column, kind)
+        ]
 
     def made_up(self, *kinds: str) -> list[Any]:
         """Returns columns of made-up records, one for each kind; see ``models.numpyro``."""
@@ -106,6 +133,16 @@ def layout(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Layout:
             "makes one of it",
         )
     return Layout(tree, tuple(rest), tuple(columns), rows)
+
+
+def _is_narrowed(column: np.ndarray, kind: Any) -> bool:
+    with np.errstate(all="ignore"):
+        held = column.astype(kind)
+        if not jnp.issubdtype(kind, jnp.floating):
+            return not np.array_equal(held, column)
+        rows = np.where(np.isfinite(column), column, np.nan)
+        steps = np.spacing(np.abs(held)).max(axis=0, where=np.isfinite(held), initial=0.0)
+        return bool((steps > _COARSE * np.nanstd(rows, axis=0)).any())
 
 
 def _table(column: jax.ShapeDtypeStruct) -> str:

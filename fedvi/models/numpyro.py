@@ -36,10 +36,12 @@ from fedvi.models.plates import (
     is_factor,
     is_inside,
     is_same,
+    is_supported,
     kind_of,
     learnt_as,
     numpyro_rules,
     record_terms,
+    records_supported,
     run_with,
     total_of,
     transform_of,
@@ -115,7 +117,8 @@ class NumPyroModel:
     def log_likelihood(self, theta: Float[ArrayLike, " d"], record: Record) -> Float[Array, ""]:
         """Returns the sum of the terms of ONE record, given without the record axis.
 
-        Floating records are cast to the dtype of θ.
+        Floating records are cast to the dtype of θ. Where an observation is outside of its support, as a 0
+        under Gamma, it is −∞, with a gradient of 0 or none: NumPyro's densities may be finite there.
 
         Raises:
           ModelError: the record's names, shapes or kinds of numbers differ from the example's.
@@ -125,7 +128,26 @@ class NumPyroModel:
         with numpyro_rules():
             records = {name: array[jnp.newaxis] for name, array in arrays.items()}
             run = self._run_at(theta, records)
-            return total_of(record_terms(run, self.plate).values(), dtype)
+            total = total_of(record_terms(run, self.plate).values(), dtype)
+            return jnp.where(records_supported(run, self.plate), total, -jnp.inf)
+
+    def unsupported(self, theta: Float[ArrayLike, " d"], record: Record) -> dict[str, str]:
+        """Returns value and distribution by site, for what ONE record has outside of its support.
+
+        For messages, and so not to be compiled; arguments and errors as for ``log_likelihood``.
+        """
+        theta, _ = self._checked_theta(theta)
+        arrays = checked_record(record, self._example, theta.dtype, self.name)
+        with numpyro_rules():
+            run = self._run_at(theta, {name: array[None] for name, array in arrays.items()})
+            return {
+                name: f"{np.asarray(site['value']).squeeze()} under {kind_of(site)}"
+                for name, site in run.sites.items()
+                if site["type"] == "sample"
+                and site["is_observed"]
+                and is_inside(site, self.plate)
+                and not is_supported(site)
+            }
 
     def constrain(self, theta: Float[ArrayLike, " d"]) -> dict[str, Shaped[Array, "..."]]:
         """Returns each global latent's value in its own support, by site name."""

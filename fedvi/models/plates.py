@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 from numpyro import handlers
-from numpyro.distributions import Unit, biject_to
+from numpyro.distributions import (
+    ExpandedDistribution,
+    Independent,
+    MaskedDistribution,
+    Unit,
+    biject_to,
+    constraints,
+)
 from numpyro.distributions.distribution import validation_enabled
 from numpyro.primitives import Messenger
 
@@ -26,12 +33,14 @@ __all__ = [
     "is_factor",
     "is_inside",
     "is_same",
+    "is_supported",
     "kind_of",
     "learnt_as",
     "log_density",
     "numpyro_rules",
     "plate_sizes",
     "record_terms",
+    "records_supported",
     "run_with",
     "scaled_term",
     "total_of",
@@ -121,6 +130,35 @@ def record_terms(run: Run, plate: str) -> dict[str, Any]:
         for name, site in run.sites.items()
         if site["type"] == "sample" and is_inside(site, plate)
     }
+
+
+def records_supported(run: Run, plate: str) -> Array:
+    """Returns whether all that is observed inside the record plate lies in its support; bool []."""
+    found = jnp.ones((), bool)
+    for site in run.sites.values():
+        if site["type"] == "sample" and site["is_observed"] and is_inside(site, plate):
+            found &= is_supported(site)
+    return found
+
+
+def is_supported(site: dict[str, Any]) -> Any:
+    """Returns whether a site's value lies in its support where it is not masked; bool [].
+
+    Entries that are judged together, as shares that add up to 1, are taken as they are: their sum may be
+    off by rounding. So are angles, whose densities are periodic.
+    """
+    distribution, support, value = site["fn"], site["fn"].support, site["value"]
+    while isinstance(support, constraints.independent):
+        support = support.base_constraint
+    if support.event_dim or support is constraints.circular:
+        return True
+    found = jnp.asarray(support(value))
+    while isinstance(distribution, MaskedDistribution | ExpandedDistribution | Independent):
+        if isinstance(distribution, MaskedDistribution):
+            masked = ~jnp.asarray(distribution._mask)
+            found |= jnp.expand_dims(masked, tuple(range(-distribution.event_dim, 0)))
+        distribution = distribution.base_dist
+    return found.all()
 
 
 def log_density(site: dict[str, Any], plate_scale: float) -> Any:

@@ -218,6 +218,8 @@ def _promise(plan: Descent, numbers: int | None) -> list[str]:
         f"An adversary who knows all other records and tests for this one detects it {noticed}. A guess "
         "detects it as often as it raises false alarms."
     )
+    if plan.capped:
+        said.append(f"NOTE: {plan.capped}.")
     if powers[-1] > _POWERFUL:
         said.append("WARNING: the last figure is more than a half; such a guarantee is weak.")
     return said

@@ -90,6 +90,18 @@ def calibrate(
             f"{type(accountant).__name__} is no accountant",
             hint="noise is calibrated by what bounds epsilon; see `fedvi.privacy.accountants`",
         )
+    beyond = math.fsum(
+        count * atom.overflow
+        for atom, count in counts(event_of(_PROBES[0])).items()
+        if isinstance(atom, PoissonSampled)
+    )
+    if delta <= 2.0 * beyond:
+        raise ConfigError(
+            f"delta is {delta:g}, expected above {2.0 * beyond:.3g}: no noise reaches epsilon {epsilon:g} "
+            f"below it, since batches overflow their capacity with probability {beyond:.3g} in all",
+            hint="give a larger delta or fewer releases, or take batches that never overflow: of a fixed "
+            'size (sampler "feistel", under substitute), or of all records ("full")',
+        )
     key = (tuple(event_of(probe) for probe in _PROBES), accountant, epsilon, delta, tolerance)
     known = _cache.get(key)
     if known is not None and event_of(known.noise) == known.event:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import warnings
 from typing import Any
 
 from fedvi import errors
@@ -15,12 +16,17 @@ from fedvi.privacy.mechanisms import _alias
 from fedvi.privacy.mechanisms.rounded_gaussian import RoundedGaussian
 from fedvi.privacy.noise_table import variance
 from fedvi.privacy.runs import Keeper, Runs
+from fedvi.privacy.sampling.poisson import Poisson
 from fedvi.privacy.spoken import Speaks, Summary, facts, up
 
 __all__ = ["Descent", "sgd"]
 
 # The share of the clip norm that rounding may take, if there is a choice of grids.
 _GRID_SHARE = 0.01
+# The share of δ that batches beyond their capacity may take before the capacity is raised.
+_OVERFLOW_SHARE = 0.01
+# The share of a budget that must be spent for it not to be told that less is.
+_SPENT = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +115,23 @@ class Descent(Speaks):
     def protected(self) -> bool:
         """Whether epsilon is finite, so that there is a guarantee."""
         return math.isfinite(self.epsilon)
+
+    @property
+    def capped(self) -> str:
+        """Why less than epsilon is spent, in a sentence; empty if about all of it is."""
+        sampler = self.sampler
+        if self.follows or not self.protected or not isinstance(sampler, Poisson):
+            return ""
+        spent = self.accountant.epsilon(self.total, self.delta * (1.0 - TABLES_SHARE))
+        if spent >= _SPENT * self.epsilon:
+            return ""
+        return (
+            f"of epsilon {self.epsilon:g} only {up(spent)} is spent: a Poisson batch is cut at its "
+            f"capacity of {sampler.capacity} rows with probability {sampler.overflow:.1e}, which costs "
+            "about e^epsilon times as much of delta, so that less noise has no price. Batches of a fixed "
+            'size (sampler="feistel", under substitute) and sampler="full" are never cut; with Poisson '
+            "batches give a larger delta, or fewer steps or runs"
+        )
 
     def fitted(self, numbers: int) -> "Descent":
         """Returns the plan for releases of d = ``numbers`` coordinates, on the coarsest grid that suffices.
@@ -224,7 +247,8 @@ def sgd(
         need not be. Batches are sized for it: a full batch has ``max_records`` rows, however long the
         table is.
       epsilon, delta: the budget; the noise is calibrated to it. Common advice: epsilon of 1 is
-        strong, up to 4 or so usual; delta well below 1 / max_records.
+        strong, up to 4 or so usual; delta well below 1 / max_records. Where Poisson batches cannot spend a
+        large epsilon, a warning says why.
       noise_multiplier: noise std ÷ clip_norm, in place of ``epsilon``; 0 for no noise and no
         protection.
       clip_norm: C, the largest L2 norm of one record's gradient that counts in full; a tenth to
@@ -302,9 +326,18 @@ def sgd(
     left = delta * (1.0 - TABLES_SHARE)
     if noise_multiplier is None:
         assert epsilon is not None
+        plan = dataclasses.replace(plan, sampler=_roomy(chosen, left, steps * runs, epsilon))
         noise = calibrate.calibrate(total, priced, epsilon, left)
-        return dataclasses.replace(plan, mechanism=make(noise), epsilon=float(epsilon))
-    found = priced.epsilon(total(float(noise_multiplier)), left)
+        plan = dataclasses.replace(plan, mechanism=make(noise), epsilon=float(epsilon))
+        if plan.capped:
+            warnings.warn(plan.capped, stacklevel=2)
+        return plan
+    try:
+        found = priced.epsilon(total(float(noise_multiplier)), left)
+    except errors.PrivacyError:
+        # Batches that overflow may be the reason, and there can be fewer of these.
+        plan = dataclasses.replace(plan, sampler=_roomy(chosen, left, steps * runs, math.inf))
+        found = priced.epsilon(total(float(noise_multiplier)), left)
     return dataclasses.replace(
         plan, mechanism=make(float(noise_multiplier)), epsilon=found, follows=True
     )
@@ -340,3 +373,20 @@ def _sampler(
     return sampling.poisson(
         rate if rate is not None else float(batch or 0) / max_records, max_records
     )
+
+
+def _roomy(sampler: Any, delta: float, releases: int, epsilon: float) -> Any:
+    """Returns the sampler with batches large enough for ε and δ, where that takes more rows than usual.
+
+    Batches that are cut cost (1 + e^ε) · releases · overflow of δ (docs/proofs/overflow.md). No capacity
+    brings the overflow below the rounding of the table of gaps, ``gap_count`` · 2⁻⁶⁵.
+    """
+    if not isinstance(sampler, Poisson):
+        return sampler
+    wanted = _OVERFLOW_SHARE * delta / (1.0 + math.exp(min(epsilon, 700.0))) / releases
+    if sampler.overflow <= wanted:
+        return sampler
+    least = 2.0 * sampler.gap_count * 2.0**-65
+    if sampler.overflow <= least:
+        return sampler
+    return sampling.poisson(sampler.rate, sampler.max_records, max(wanted, least))

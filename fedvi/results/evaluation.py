@@ -162,7 +162,7 @@ def evaluate(
 
     Raises:
       ConfigError: q is not Gaussian, or ``draws`` is below 2.
-      DataError: there is no record that counts.
+      DataError: there is no record that counts, or the model takes one at no draw.
       ModelError: the outcome is binary or has levels, and a NumPyro model's law is a density.
     """
     if not isinstance(assembly.family, Gaussian):
@@ -275,12 +275,21 @@ def _by_draws(model: Any, family: Any, posterior: Eta, draws: int, seed: int) ->
 
     def mean_log_density(records: Records) -> tuple[float, float | None]:
         total, count, influence = 0.0, len(next(iter(records.values()))), np.zeros(draws)
+        lost = 0
         for piece in _parts(records, part):
             found = table(piece)
             mean = scipy.special.logsumexp(found, axis=0) - math.log(draws)
-            total += mean.sum()
+            sound = np.isfinite(mean)
+            lost += int(np.count_nonzero(~sound))
+            total += mean[sound].sum()
             # To first order, a draw moves the log of a mean by its share of the mean.
-            influence += np.exp(found - mean[None, :]).sum(axis=1)
+            influence += np.exp(found[:, sound] - mean[None, sound]).sum(axis=1)
+        if lost:
+            raise errors.DataError(
+                f"the model gives {lost:,} of {count:,} test records the density 0, or none, at each draw: "
+                "an outcome is outside of its support",
+                "leave these records out or recode them, or give the model an outcome that takes them",
+            )
         return total / count, float(np.std(influence / count, ddof=1) / math.sqrt(draws))
 
     return _Predictive(

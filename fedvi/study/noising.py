@@ -13,6 +13,8 @@ from fedvi.federation.progress import Schedule
 from fedvi.inference import solvers as solver_kinds
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model
+from fedvi.models.capabilities import Regression
+from fedvi.models.outcomes.base import check_steepest
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling, top_up
 from fedvi.privacy.base import Mechanism, Sampler
 from fedvi.privacy.delta_parts import with_tables
@@ -105,6 +107,9 @@ def solver_of(
     if study.data.unit_column is not None:
         # The solver clips what one record contributes, so all rows of a patient are one record.
         supplied["model"] = unit_model(typing.cast(Model, model))
+    if "foreseen" in known and isinstance(model, Regression) and model.layout is None:
+        # This solver weighs records by the longest gradient that they may have.
+        check_steepest(model.response)
     if "foreseen" in known and study.data.max_records is not None:
         first = schedule.first_fold(tuple(client.name for client in study.clients))
         supplied["foreseen"] = public._replace(

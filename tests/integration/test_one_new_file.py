@@ -15,7 +15,9 @@ from click.testing import CliRunner
 
 from fedvi import errors
 from fedvi.cli.main import main
+from fedvi.models.outcomes import base as outcomes
 from fedvi.planning import advice, scenarios
+from fedvi.run.simulate import simulate
 from fedvi.study.build import assemble
 from fedvi.study.config import load_study
 from tests.plug_ins import declare
@@ -240,6 +242,38 @@ def test_an_outcome_of_ones_own_is_planned_priced_and_audited(folder: Path) -> N
     assert "no regression that fedvi knows" not in shown
     fedvi("simulate", path, "--out", folder / "run")
     audited(path)
+
+
+def test_the_page_s_outcome_loses_width_by_clipping_and_no_intercept(folder: Path) -> None:
+    """The page leaves `steepest` out. Clipped slopes of a skewed outcome would average far below 0."""
+    from waiting import Waiting
+
+    private = PRIVATE.replace("8.0", "2.0")
+    path = waiting(folder, private, SITE_RELEASE.replace("1.0", '"auto"'))
+    study = load_study(path, {"waiting": Waiting})
+    assembled = assemble(study)
+    mean, sd = assembled.family.moments(simulate(study, folder).posterior)
+    z = (mean - [0.5, 0.8]) / sd
+    assert np.abs(z).max() < 4.5, z
+    # The weights are those of `steepest` and `sharpest` written by hand.
+    at = np.linspace(-3.0, 3.0, 7)
+    np.testing.assert_allclose(outcomes.steepest(Waiting(), at, at), 3.0, rtol=1e-5)
+    np.testing.assert_allclose(outcomes.sharpest(Waiting(), at, at), 4.0, rtol=1e-5)
+
+
+def test_an_outcome_without_what_its_weights_follow_from_is_refused(folder: Path) -> None:
+    from waiting import Waiting
+
+    class Bare:
+        conjugate, accepts = False, Waiting.accepts
+        log_density, derivatives = Waiting.log_density, Waiting.derivatives
+
+    path = waiting(folder, PRIVATE, SITE_RELEASE)
+    with pytest.raises(errors.ModelError, match="outcome Bare has no `steepest`") as caught:
+        assemble(load_study(path, {"waiting": Bare}))
+    assert "steepest(self, linear_predictor, y)" in caught.value.hint
+    # Solvers that do not weigh records take it.
+    assemble(load_study(waiting(folder), {"waiting": Bare}))
 
 
 @pytest.mark.nightly

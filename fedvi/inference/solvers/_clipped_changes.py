@@ -17,7 +17,7 @@ from fedvi.inference import checked_visits
 from fedvi.inference.local_latents import takes_newton
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.glm import glm
-from fedvi.inference.solvers.gradient import gradient
+from fedvi.inference.solvers.gradient import of_a_part
 from fedvi.inference.units import UnitModel
 from fedvi.models.base import Model
 from fedvi.privacy import events
@@ -66,7 +66,7 @@ def fitter(
     """
     if steps is None and takes_newton(model):
         return glm(family, model)
-    return gradient(family, model, _STEPS if steps is None else steps, draws, learning_rate)
+    return of_a_part(family, model, _STEPS if steps is None else steps, draws, learning_rate)
 
 
 def moved_by_one(model: Model, parts: int, by_place: bool) -> tuple[int, int]:
@@ -168,7 +168,7 @@ def change_of(
             value = fit.update(key_of, fit.init(task.posterior), task, shard)[1].value
             found = GaussianEta(value["h"], value["J"])
             usable = family.is_proper(found)
-    except (ArithmeticError, ValueError):  # np.linalg.LinAlgError is a ValueError
+    except (ArithmeticError, ValueError, errors.SolverError):  # LinAlgError is a ValueError
         usable = False
     return GaussianEta(*(tree.subtract(found, task.posterior) if usable else family.zeros()))
 

@@ -103,6 +103,9 @@ def glm(
       evaluations: upper bound on evaluations of F. If it is reached, the best q so far is the
         answer: F never falls, so it is still an improvement.
 
+    Raises, in a visit:
+      SolverError: the likelihood is not finite at any q that was tried.
+
     Source: docs/proofs/updates.md §2; Khan and Rue (2023), arXiv:2107.04562, §3 for the natural gradient.
     """
     check_gaussian(family, "glm")
@@ -142,6 +145,13 @@ def glm(
                     jnp.asarray(shard.mask),
                 )
             point = jax.device_get(point)
+        if not np.isfinite(point.objective):
+            raise errors.SolverError(
+                "the log likelihood of the records is not finite at any q that was tried, so that the "
+                "posterior cannot move",
+                "does the outcome's density hold at every value that its column may have, as at 0? Recode "
+                "the column, or declare bounds within the outcome's support",
+            )
         optimum = _natural_form(local.family, point.mean, point.precision)
         info = {"residual": float(point.residual), "evaluations": int(count)}
         info |= local.told(optimum)
@@ -251,7 +261,6 @@ def _sums(
       x, y, mask: records, float64.
     """
     x, y, mask = model.rows(x, y, mask)
-    keep = mask.astype(x.dtype)
     centre = x @ mean
     if scale is None:
         value, first, second = model.derivatives(centre, y)
@@ -262,7 +271,11 @@ def _sums(
         predictor = centre[None, :] + nodes[:, None] * spread[None, :]
         parts = model.derivatives(predictor, y[None])
         value, first, second = (jnp.asarray(weights) @ part for part in parts)
-    return value @ keep, (first * keep) @ x, -(x * (second * keep)[:, None]).T @ x
+    # A padded row is all zeros, where a custom outcome need not be finite: 0 · NaN would be NaN.
+    value, first, second = (
+        jnp.where(mask, part, jnp.zeros_like(part)) for part in (value, first, second)
+    )
+    return value.sum(), first @ x, -(x * second[:, None]).T @ x
 
 
 def _mean_form(family: Any, eta: GaussianEta) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ from fedvi.inference import whitened
 from fedvi.inference.blocks import single_precision
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import adam, check_learning_rate
+from fedvi.inference.usable import filled_rows, refuse_rows, usable_rows
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.release import Released, disclose
@@ -27,7 +28,7 @@ from fedvi.updates.base import (
 )
 from fedvi.updates.finish import to_natural
 
-__all__ = ["climber", "gradient", "local_optimum"]
+__all__ = ["climber", "gradient", "local_optimum", "of_a_part"]
 
 _WHAT = "natural parameters of an approximate local optimum"
 
@@ -54,14 +55,34 @@ def gradient(
       draws: Monte Carlo draws per step; rounded up to an even number.
       learning_rate: Adam's initial rate, in posterior sds; it falls to zero along a cosine.
 
+    Raises, in a visit:
+      DataError: the likelihood of a record, or its gradient, is not finite at the mean of the incoming q.
+      SolverError: the objective did not stay finite.
+
     Source: Ashman et al. (2022), arXiv:2202.12275, the local objective.
     """
+    return _solver(family, model, steps, draws, learning_rate, refuses=True)
+
+
+def of_a_part(
+    family: Any, model: Model, steps: int, draws: int, learning_rate: float
+) -> LocalSolver:
+    """Returns ``gradient`` for fits that are clipped and noised, and so may not refuse what records hold.
+
+    A record that ``gradient`` would refuse counts as zero, and a q that does not stay finite as no change.
+    """
+    return _solver(family, model, steps, draws, learning_rate, refuses=False)
+
+
+def _solver(
+    family: Any, model: Model, steps: int, draws: int, learning_rate: float, refuses: bool
+) -> LocalSolver:
     check_gaussian(family, "gradient", low_rank=True)
     for name, value in (("steps", steps), ("draws", draws)):
         if value < 1:
             raise errors.SolverError(f"{name} is {value}, expected at least 1")
     check_learning_rate(learning_rate)
-    optimum = local_optimum(family, model, steps, draws, learning_rate)
+    optimum = local_optimum(family, model, steps, draws, learning_rate, refuses)
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
@@ -81,32 +102,52 @@ def gradient(
 
 @compiled_once
 def local_optimum(
-    family: Any, model: Model, steps: int, draws: int, learning_rate: float
+    family: Any, model: Model, steps: int, draws: int, learning_rate: float, refuses: bool = False
 ) -> Callable[[Key, Task, Shard], tuple[dict[str, np.ndarray], dict[str, Any]]]:
     """Returns a function (key, task, shard) → (η of the approximate local optimum, info); see ``gradient``.
 
-    Its results are computed from records and are not private. Equal settings share one compilation.
+    Its results are computed from records and are not private. Equal settings share one compilation. Without
+    ``refuses``, records that are not finite count as zero, and a q that does not stay finite as no change.
     """
     local = local_problem(family, model)
     climb = climber(local, steps, draws, learning_rate)
+    usable_at = usable_rows(local.model)
 
     def solve(key: Key, task: Task, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        if local.says_nothing(shard.mask):
+        keep = np.asarray(shard.mask, bool)
+        if not keep.any():
             return cavity(task)._asdict(), {}
         wide = local.widen(task)
         at = whitened.single(whitened.frame(local.family, wide))
-        records = single_precision(local.records(shard.records))
-        keep = jnp.asarray(shard.mask)
-        location, raw, values = climb(key, at, records, keep)
+        records = filled_rows(single_precision(local.records(shard.records)), keep)
+        usable = keep & np.asarray(usable_at(at.mean, records))
+        if refuses:
+            refuse_rows(local.model, np.asarray(at.mean), records, keep, usable)
+        if not usable.any():
+            return cavity(task)._asdict(), {}
+        location, raw, values = climb(key, at, filled_rows(records, usable), jnp.asarray(usable))
         location, raw = np.asarray(location, np.float64), np.asarray(raw, np.float64)
         if not (np.isfinite(location).all() and np.isfinite(raw).all()):
-            # A density that is infinite somewhere can lead here; q stays unchanged.
+            # A likelihood that overflows at a draw of q leads here.
+            if refuses:
+                _refuse_overflow(np.asarray(values))
             location, raw = np.zeros_like(location), np.zeros_like(raw)
         optimum = to_natural(local.family, wide, location, raw)
         info = {"objective": np.asarray(values), **local.told(optimum)}
         return local.narrow(optimum)._asdict(), info
 
     return solve
+
+
+def _refuse_overflow(values: np.ndarray) -> None:
+    finite = np.isfinite(values)
+    step = len(values) if finite.all() else int(np.argmin(finite)) + 1
+    raise errors.SolverError(
+        f"the objective or its gradient is not finite from step {step} of {len(values)} on, where it is "
+        f"{values[step - 1]:g}, so that the posterior cannot move; each record is finite at its mean",
+        "scale columns to about 1 in the model, or narrow its priors: e^(b·x) overflows where |b·x| is "
+        "above 88; with a smaller learning_rate q stays nearer to where it is finite",
+    )
 
 
 def climber(local: Local, steps: int, draws: int, learning_rate: float) -> Callable[..., Any]:

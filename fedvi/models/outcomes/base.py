@@ -6,13 +6,16 @@ posteriors alone. A command reports an error if the outcome lacks an interface t
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, ArrayLike, Float, Shaped
 
+from fedvi import errors
 from fedvi.models.outcomes.accepted import Accepted
 from fedvi.updates.conjugate import ConjugateModel
 from fedvi.updates.coordinates import Outcome
@@ -34,6 +37,7 @@ __all__ = [
     "Several",
     "Values",
     "WithOffset",
+    "check_steepest",
     "curvature_at",
     "measured",
     "of_two_kinds",
@@ -51,6 +55,11 @@ MOST_EXPONENT = 340.0
 """The largest log rate: the square of a larger rate would overflow, and no real rate is larger."""
 
 _LARGEST_COUNT = 2.0**52
+
+# Predictors at which an outcome without ``steepest`` is looked at, and how many sds its outcomes are from
+# the mean. Between them the slope is interpolated, and beyond them it stays.
+_AT = np.linspace(-30.0, 30.0, 481)
+_SDS = 3.0
 
 Predictor = Float[ArrayLike, "..."]
 """Linear predictors a."""
@@ -73,6 +82,9 @@ class Response(Protocol):
     A response whose log p(y | a) is not concave in a says ``concave = False``: Newton steps are then
     advised against. One that says ``concave = True`` must never return a second derivative above 0: a
     server refuses curvatures that are more negative than noise can make them.
+
+    ``steepest(a, y)`` and ``sharpest(a, y)``, see ``GeneralisedLinearModel``, are optional where the
+    response has a ``mean`` and an ``sd``, of which they are made then.
     """
 
     conjugate: ClassVar[bool]
@@ -280,15 +292,80 @@ def measured(outcome: Any) -> str:
 
 
 def steepest(response: Any, linear_predictor: Any, y: Any) -> Any:
-    """Returns ``steepest`` of a response, or None if a custom response does not define it."""
+    """Returns ``steepest`` of a response, or None if its outcomes scatter symmetrically around the mean.
+
+    A response that does not define it has that of an outcome three sds from its mean. Clipping without it
+    would shorten skewed slopes on one side, and move the intercept.
+
+    Raises:
+      ModelError: the response defines neither ``steepest``, nor ``mean`` and ``sd`` of one number.
+    """
     found = getattr(response, "steepest", None)
-    return None if found is None else found(linear_predictor, y)
+    if found is not None:
+        return found(linear_predictor, y)
+    return None if response.conjugate else _interpolated(linear_predictor, _extremes(response)[0])
 
 
 def sharpest(response: Any, linear_predictor: Any, y: Any) -> Any:
-    """Returns a response's ``sharpest``; None if its curvature does not depend on the outcome."""
+    """Returns a response's ``sharpest``; None if its curvature does not depend on the outcome.
+
+    A response that defines neither it nor ``steepest`` has that of an outcome three sds from its mean.
+    """
     found = getattr(response, "sharpest", None)
-    return None if found is None else found(linear_predictor, y)
+    if found is not None:
+        return found(linear_predictor, y)
+    if response.conjugate or hasattr(response, "steepest"):
+        return None
+    return _interpolated(linear_predictor, _extremes(response)[1])
+
+
+def check_steepest(response: Any) -> None:
+    """Rejects a response for which there is no ``steepest``, before a solver needs it; errors as there."""
+    own: Any = response.response if isinstance(response, WithOffset) else response
+    if not (own.conjugate or hasattr(own, "steepest")):
+        _extremes(own)
+
+
+def _interpolated(linear_predictor: Any, values: np.ndarray) -> Values:
+    a = jnp.asarray(linear_predictor)
+    return jnp.interp(a, jnp.asarray(_AT, a.dtype), jnp.asarray(values, a.dtype))
+
+
+@functools.lru_cache(maxsize=64)
+def _extremes(response: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the largest |slope| and −curvature at ``_AT``, of outcomes ``_SDS`` sds from the mean.
+
+    Outcomes outside of the support, where these are not finite, do not count.
+    """
+    name = type(response).__name__
+    hint = (
+        f"give {name} a method steepest(self, linear_predictor, y): the largest |∂ log p / ∂a| that a "
+        "plausible outcome has, whatever y is (docs/add/model.md); return None only if outcomes scatter "
+        "symmetrically around their mean"
+    )
+    columns = getattr(getattr(response, "accepts", None), "columns", ())
+    if not (hasattr(response, "mean") and hasattr(response, "sd") and len(columns) == 1):
+        raise errors.ModelError(
+            f"outcome {name} has no `steepest`, expected it, or `mean` and `sd` of an outcome of one "
+            "number: without it clipping would move the intercept",
+            hint,
+        )
+    with np.errstate(all="ignore"), jax.enable_x64(True), jax.ensure_compile_time_eval():
+        means = np.asarray(response.mean(_AT), np.float64)
+        reach = _SDS * np.broadcast_to(response.sd(means), means.shape)
+        ends = [
+            response.derivatives(jnp.asarray(_AT), jnp.asarray(means + side * reach))
+            for side in (-1, 1)
+        ]
+        slopes, bends = (np.stack([np.asarray(end[which]) for end in ends]) for which in (1, 2))
+    sound = np.isfinite(slopes) & np.isfinite(bends)
+    if not sound.any(axis=0).all():
+        raise errors.ModelError(
+            f"outcome {name}: the derivatives at outcomes three sds from the mean are not finite, so that "
+            "there is no `steepest`",
+            hint,
+        )
+    return tuple(np.where(sound, values, 0.0).max(axis=0) for values in (np.abs(slopes), -bends))
 
 
 def quantile(

@@ -10,6 +10,8 @@ from typing import ClassVar, Literal, NamedTuple
 
 from fedvi.errors import ConfigError, PrivacyError
 from fedvi.privacy.accountants import closed_form, losses, overflow
+from fedvi.privacy.accountants.advanced import Advanced
+from fedvi.privacy.accountants.linear import Linear
 from fedvi.privacy.accountants.rdp import Rdp
 from fedvi.privacy.events import (
     Event,
@@ -47,8 +49,8 @@ class Pld:
     There are two limits. No convolution has more than four million points; sampled releases that need
     more are priced as if nothing were sampled. And every δ includes the possible rounding error: at tiny
     rates and over millions of steps it can exceed the requested δ. If the loss from either exceeds a
-    tenth of δ, the answer is the smaller of this bound and that of `rdp` for the same event, which is an
-    upper bound as well.
+    tenth of δ, the answer is the smallest of this bound and those of `rdp`, `advanced` and `linear` for the
+    same event, which are upper bounds as well. At such δ it may still be many times the true ε.
 
     Proofs: docs/proofs/poisson_substitute.md, fixed_size.md, overflow.md and composition.md; the last
     says which part of the floating-point arithmetic is proved.
@@ -156,14 +158,19 @@ def _epsilon(accountant: Pld, event: Event, delta: float) -> float:
     price, least_delta = accountant._price(event)
     if not 0 < delta < _CLEARLY * least_delta:
         return overflow.epsilon_of(price, delta)
-    try:
-        found = Rdp(accountant.relation).epsilon(event, delta)
-    except PrivacyError:  # `rdp` has no finite ε
-        return overflow.epsilon_of(price, delta)
-    try:
-        return min(found, overflow.epsilon_of(price, delta))
-    except PrivacyError:
-        return found
+    least, refusal = math.inf, None
+    bounds = [functools.partial(overflow.epsilon_of, price, delta)]
+    bounds += [
+        functools.partial(other.epsilon, event, delta) for other in _others(accountant.relation)
+    ]
+    for bound in bounds:
+        try:
+            least = min(least, bound())
+        except PrivacyError as error:  # it has no finite ε
+            refusal = refusal or error
+    if refusal is not None and math.isinf(least):
+        raise refusal
+    return least
 
 
 @functools.lru_cache(maxsize=256)
@@ -173,7 +180,12 @@ def _delta(accountant: Pld, event: Event, epsilon: float) -> float:
     found = overflow.delta_of(price, epsilon)
     if not 0 < found < _CLEARLY * least_delta:
         return found
-    return min(found, Rdp(accountant.relation).delta(event, epsilon))
+    return min(found, *(other.delta(event, epsilon) for other in _others(accountant.relation)))
+
+
+def _others(relation: Relation) -> tuple[Rdp, Advanced, Linear]:
+    """Returns the accountants without convolutions, which may be lower where these lose much."""
+    return Rdp(relation), Advanced(relation), Linear(relation)
 
 
 class _Releases(NamedTuple):

@@ -185,14 +185,18 @@ def test_at_a_later_visit_a_part_depends_on_its_own_clean_factor_alone():
 
 @pytest.mark.parametrize("name", DIVIDING)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
-@pytest.mark.parametrize("steps", [None, 3], ids=["glm", "gradient"])
-def test_a_part_that_cannot_be_fitted_counts_as_no_change(name, bad, steps):
+@pytest.mark.parametrize(
+    ("steps", "left"),
+    [(None, [1, 2, 3, 5, 6, 7]), (3, [1, 2, 3, 4, 5, 6, 7, 8])],
+    ids=["glm", "gradient"],
+)
+def test_a_part_that_cannot_be_fitted_counts_as_no_change(name, bad, steps, left):
+    """By Newton steps the whole part of the bad record; by gradients that record alone."""
     solver = made(name, steps=steps)
     broken = substituted(VALUES, IDENTITIES, 0, bad, 0)
     broken.records["x"][0] = bad
-    # Part 0 is empty here: its own change is zero, since no factor of the client is there yet.
-    silent = shard_of(VALUES[[1, 2, 3, 5, 6, 7]], IDENTITIES[[1, 2, 3, 5, 6, 7]])
-    np.testing.assert_array_equal(total(solver, broken), total(solver, silent))
+    silent = shard_of(VALUES[left], IDENTITIES[left])
+    np.testing.assert_allclose(total(solver, broken), total(solver, silent), atol=ROUNDING)
 
 
 def test_a_fit_that_is_improper_counts_as_no_change():

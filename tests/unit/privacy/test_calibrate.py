@@ -4,13 +4,16 @@ import inspect
 import json
 import math
 import sys
+import warnings
 
 import pytest
 
 from fedvi.errors import ConfigError, PrivacyError, UnsupportedEvent
 from fedvi.privacy.accountants import pld
 from fedvi.privacy.accountants.pld import Pld
+from fedvi.privacy.advising import advice
 from fedvi.privacy.calibrate import calibrate
+from fedvi.privacy.descent import sgd
 from fedvi.privacy.events import (
     NOTHING,
     Gaussian,
@@ -126,6 +129,52 @@ def test_what_no_noise_can_reach_is_refused_with_what_was_reached():
         calibrate(lambda noise: Unprotected("a factor"), accountant, 1.0, 1e-5)
     with pytest.raises(ConfigError, match="overflow"):
         calibrate(lambda noise: PoissonSampled(0.1, Gaussian(noise), 1e-5), accountant, 1.0, 1e-5)
+
+
+def test_a_delta_below_what_overflowing_batches_take_is_refused_before_any_search():
+    counting = Counting(pld("add_remove"))
+    with pytest.raises(ConfigError, match=r"expected above 2e-12: no noise") as caught:
+        calibrate(
+            lambda noise: repeat(PoissonSampled(0.1, Gaussian(noise), 1e-14), 100),
+            counting, 1.0, 1e-12,
+        )  # fmt: skip
+    assert counting.asked == 0
+    assert 'sampler "feistel"' in caught.value.hint
+
+
+def small(**budget):
+    return sgd(steps=50, batch=20, max_records=1000, accountant="linear", **budget)
+
+
+def test_a_plan_takes_the_capacity_that_its_epsilon_and_delta_need():
+    """Usual ones keep theirs, so that plans and ledgers that there are stay the same."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        usual, tiny, large = (
+            small(epsilon=epsilon, delta=delta)
+            for epsilon, delta in ((1.0, 1e-6), (1.0, 1e-12), (12.0, 1e-6))
+        )
+    assert usual.sampler == sgd(noise_multiplier=0.0, steps=1, batch=20, max_records=1000).sampler
+    for plan in (tiny, large):
+        assert plan.sampler.capacity > usual.sampler.capacity
+        spent = plan.accountant.epsilon(plan.total, plan.delta)
+        assert 0.95 * plan.epsilon < spent <= plan.epsilon
+    given = small(noise_multiplier=tiny.mechanism.noise_multiplier, delta=1e-12)
+    assert given.epsilon <= 1.0
+
+
+def test_a_plan_that_cannot_spend_its_epsilon_says_why_and_what_would():
+    with pytest.warns(
+        UserWarning, match=r"of epsilon 50 only \d+.* is spent: a Poisson batch is cut"
+    ) as said:
+        plan = small(epsilon=50.0, delta=1e-6)
+    assert len(said) == 1
+    assert 'sampler="feistel"' in str(said[0].message)
+    assert "NOTE: of epsilon 50 only" in " ".join(advice(plan).split())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = small(epsilon=50.0, delta=1e-6, sampler="feistel")
+    assert other.accountant.epsilon(other.total, other.delta) > 0.95 * 50.0
 
 
 def test_a_price_that_is_not_met_again_is_refused_not_searched_for_ever():

@@ -502,6 +502,21 @@ def test_what_losses_cannot_price_costs_what_rdp_says(rate, noise, count, least,
     assert accountants.pld("add_remove").delta(event, found) <= 1e-6
 
 
+@pytest.mark.parametrize(
+    ("rate", "noise", "count", "delta"), [(1e-3, 5.0, 20, 1e-14), (1e-4, 2.0, 1000, 1e-12)]
+)
+def test_where_rounding_is_of_the_size_of_delta_the_least_valid_bound_is_stated(
+    rate, noise, count, delta
+):
+    event = repeat(PoissonSampled(rate, Gaussian(noise)), count)
+    prices = {
+        name: getattr(accountants, name)("add_remove").epsilon(event, delta)
+        for name in accountants.__all__
+    }
+    assert prices["pld"] == min(prices.values())
+    assert ADD_REMOVE.delta(event, prices["pld"]) <= delta * (1 + 1e-6)
+
+
 def test_no_convolution_is_longer_than_the_limit(monkeypatch):
     step = losses.Step("poisson", 50.0, 1e-3)
     assert losses._repeated_loss(step, 10**7, "add_remove", 1.5625e-6) is None

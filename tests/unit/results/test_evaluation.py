@@ -363,6 +363,23 @@ def spread(x: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Normal(x @ b, 0.5), obs=y)
 
 
+def positive(x: Any, y: Any = None) -> None:
+    """A law of numbers above 0."""
+    b = numpyro.sample("b", dist.Normal(0.0, 2.5).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Exponential(jnp.exp(x @ b)), obs=y)
+
+
+@pytest.mark.numpyro
+def test_records_that_a_model_cannot_draw_are_refused_and_counted() -> None:
+    """NumPyro's density of -1 is e here, not 0."""
+    assembly, x = of_numpyro("positive", NUMBER), with_constant(np.arange(4.0))
+    found = evaluate(assembly, point(0.0, 0.0), records(x, np.ones(4)), draws=2)
+    assert found.mean_log_likelihood == pytest.approx(-1.0, rel=1e-6)
+    with pytest.raises(DataError, match=r"2 of 4 test records the density 0"):
+        evaluate(assembly, point(0.0, 0.0), records(x, [1.0, -1.0, 2.0, -1.0]), draws=2)
+
+
 def told(x: Any, y: Any = None) -> None:
     """The same as a term, of which nobody knows what it is of."""
     b = numpyro.sample("b", dist.Normal(0.0, 2.5).expand([x.shape[1]]).to_event(1))
