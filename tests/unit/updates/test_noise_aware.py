@@ -81,12 +81,15 @@ def test_gradients_that_noise_drowns_leave_the_prior():
     site = GaussianEta(np.zeros(D), 10.0 * np.eye(D))
     _, sd = WIDE.moments(stand(site, noise=1e4).reported)
     np.testing.assert_allclose(sd, 1.0, rtol=2e-3)
-    generator = np.random.default_rng(4)
-    for _ in range(20):
+    generator, alone = np.random.default_rng(4), 0
+    for _ in range(50):
         gradient = 1e4 * generator.normal(size=D)
         mean, sd = WIDE.moments(stand(GaussianEta(gradient, 10.0 * np.eye(D)), noise=1e4).reported)
-        assert (sd <= 1.0 + 1e-6).all()
-        assert np.linalg.norm(mean) < 0.01
+        taken_back = sd <= 1.0 + 1e-6
+        np.testing.assert_allclose(mean[taken_back], 0.0, atol=0.01)
+        alone += taken_back.sum()
+    # Noise goes beyond 2 of its sds in one of 22 coordinates.
+    assert alone > 0.9 * 50 * D
 
 
 def test_curvature_that_noise_hides_goes_to_the_coordinates_that_show_it():
