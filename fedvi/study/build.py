@@ -30,7 +30,7 @@ from fedvi.typing import Eta
 from fedvi.updates.abilities import ability
 from fedvi.updates.base import CleanState, LocalSolver
 from fedvi.updates.conjugate import brings_family
-from fedvi.updates.coordinates import Foreseen
+from fedvi.updates.coordinates import ENOUGH_FOR_SIZES, Foreseen
 
 __all__ = ["PRIOR", "Assembly", "assemble"]
 
@@ -276,6 +276,7 @@ def assemble(study: Study) -> Assembly:
     modelling.check_noise(study, model)
     curvature = modelling.declared_curvature(study, design, model)
     unseen = modelling.vanishing(design, schema, model.names)
+    most, exposed = modelling.outcome_range(design, schema)
     size = len(model.names)
     family = parts.family(study, size)
     if family.size != size:
@@ -284,7 +285,6 @@ def assemble(study: Study) -> Assembly:
             f"but the model has {size} coordinates",
             "a family's function is called with `size` and must keep to it",
         )
-    most, exposed = modelling.outcome_range(design, schema)
     public = Foreseen(1, 1, 1, norm, curvature, unseen, most, exposed)
     made = noising.solver_of(study, family, model, schedule, budget, public)
     if made.solver.renews and "damping" in study.schedule.arguments:
@@ -332,7 +332,7 @@ def assemble(study: Study) -> Assembly:
             *(each.warning for each in rare_references(schema, study.data.columns_schema, design)),
             *_unspent(study, made),
             *_guessable(study, made.solver),
-            *modelling.unlearnt_noise(model, made.solver),
+            *_unlearnt_noise(model, made.solver),
         ),
         remake=made.remake,
         gather=_gather(study, family, made, schedule),
@@ -479,6 +479,19 @@ def _clipped_exposure(schema: Any, design: Any) -> tuple[str, ...]:
     return (
         f"data.schema.{offset.column} is an exposure, and values outside of its bounds are clipped, so "
         'that rates come out wrong: set outside = "drop", or widen `bounds`',
+    )
+
+
+def _unlearnt_noise(model: Any, solver: LocalSolver) -> tuple[str, ...]:
+    """Warns of noise that is to be learnt where the plan cannot: too few rounds, or too much noise."""
+    learnt = getattr(getattr(model, "surveyed", None), "learnt", False)
+    if not learnt or (solver.survey is not None and solver.survey["outcome"] is not None):
+        return ()
+    return (
+        'model.noise_scale is "learn", and this plan does not: half the largest outcome counts as the sd '
+        "of a record around its mean, and intervals are wide. It takes an intercept and a covariate, "
+        f"{ENOUGH_FOR_SIZES} rounds, and noise of one answer below 15 % of the declared records; or state "
+        "the sd",
     )
 
 

@@ -20,9 +20,7 @@ from fedvi.study import factories, site_effects
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
 from fedvi.study.spec import conjugates, regressions
-from fedvi.updates.base import LocalSolver
 from fedvi.updates.conjugate import ConjugateModel
-from fedvi.updates.coordinates import ENOUGH_FOR_SIZES
 
 __all__ = [
     "by_place",
@@ -37,7 +35,6 @@ __all__ = [
     "schema_of",
     "takes",
     "typical_norm",
-    "unlearnt_noise",
     "vanishing",
 ]
 
@@ -220,19 +217,6 @@ def check_noise(study: Study, model: Any) -> None:
             'use solver kind "site_release", which releases the sizes of residuals; or state the sd of a '
             "record around its mean",
         )
-
-
-def unlearnt_noise(model: Any, solver: LocalSolver) -> tuple[str, ...]:
-    """Warns of noise that is to be learnt where the plan cannot: too few rounds, or too much noise."""
-    learnt = getattr(getattr(model, "surveyed", None), "learnt", False)
-    if not learnt or (solver.survey is not None and solver.survey["outcome"] is not None):
-        return ()
-    return (
-        'model.noise_scale is "learn", and this plan does not: half the largest outcome counts as the sd '
-        "of a record around its mean, and intervals are wide. It takes an intercept and a covariate, "
-        f"{ENOUGH_FOR_SIZES} rounds, and noise of one answer below 15 % of the declared records; or state "
-        "the sd",
-    )
 
 
 def typical_norm(design: Any, schema: Any) -> float | None:
