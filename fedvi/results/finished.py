@@ -98,6 +98,7 @@ def read(folder: Path) -> Finished:
     assembly, result = assemble(found.study), found.result
     kept = posteriors.read(found.posterior, assembly.family, assembly.model.names)
     assembly = with_noise(assembly, kept.noise_scale)
+    run_folder.check_told(found.study, result, found.posterior)
     if not found.study.privacy.private:
         return Finished(assembly, kept.eta, kept.mark, found.digests[0], ())
     if found.ledgers.exists():
