@@ -72,7 +72,7 @@ def few_records(most: int, unit: str) -> str:
 def _of_noise(study: Study) -> Iterator[str]:
     """Compares a known noise, which is in the unit of the file, with the scale of its outcome."""
     given, of = study.model.arguments.get("noise_scale"), regressions.of(study)
-    if given is None or study.formula is None or study.is_outside("model") or of is None:
+    if given in (None, "learn") or study.formula is None or study.is_outside("model") or of is None:
         return
     schema, design = design_of(study)
     scales = outcome_scales(design, schema)
