@@ -208,10 +208,12 @@ def test_a_rare_reference_is_named_among_what_would_help() -> None:
         one.narrower for one in found
     ]
     raw["data"]["schema"]["stage"]["levels"] = ["I", "II", "III"]
-    best, *others = found
-    assert best.what == "'II' in place of 'I' as the reference of stage, for its intervals"
-    # The variance of III against the reference: 1/.01 + 1/.39 to 1/.6 + 1/.39; that of I stays large.
-    assert 0.2 < best.narrower < 0.8
+    said = "'II' in place of 'I' as the reference of stage, for its intervals"
+    (named,) = [one for one in found if one.what == said]
+    others = [one for one in found if one is not named]
+    # The variance of III against the reference: 1/.01 + 1/.39 to 1/.6 + 1/.39. That of I stays large, and
+    # no interval is wider than the prior.
+    assert 0.1 < named.narrower < 0.8
     assert not any("reference" in one.what for one in others)
     raw["data"]["schema"]["stage"]["expected"]["shares"] = [0.4, 0.59, 0.01]
     assert not any("reference" in one.what for one in scenarios.levers(planned(raw)))
