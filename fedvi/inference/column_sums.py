@@ -125,7 +125,7 @@ def noised_sizes(
         of_rows = jax.vmap(jax.vmap(model.slope_size, in_axes=(0, 0, None)), in_axes=(0, 0, None))
         found = of_rows(jnp.matmul(x, theta, precision=_HIGHEST), y, level)
         usable = mask & (jnp.isfinite(found) | ~stands).all(axis=1)
-        at = (found[:, :, None] > borders).sum(axis=2)
+        at = (found[:, :, None] > borders[None, None, :]).sum(axis=2)
         with jax.enable_x64(True):
             one = jax.nn.one_hot(at, 2 * size, dtype=jnp.float64)
             one = jnp.where((usable[:, None] & stands)[:, :, None], one, jnp.zeros_like(one))
