@@ -307,6 +307,11 @@ def _looks(guess: "Guess | None", default: str | None, expected: str | None) -> 
         return (
             "its decimal commas are read by no study; save the file with points. What it may hold"
         )
+    if guess.thousands:
+        return (
+            "its points may stand between thousands, as in 1.234, and are read as decimal points; if so, "
+            "save the file without. What it may hold"
+        )
     if default is not None:
         first = {"level": " (the reference first)", "binary": " (YES/NO)"}
         said = first.get(default.partition(":")[0], "")

@@ -22,6 +22,10 @@ _PRIVATE = (
 )
 
 _COMMAS = "numbers have decimal commas, which no study reads: save the file again with points"
+_POINTS = (
+    "points may stand between thousands or before decimals, as in 1.234; fedvi takes them for decimal "
+    "points: save the file again without points between thousands"
+)
 _SHOWN = 12
 
 
@@ -32,6 +36,8 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
       named: whether they were given, because the file does not have them.
     """
     from fedvi.data import guess
+    from fedvi.data import tables as files
+    from fedvi.data.cells import Wanted
 
     given = names.columns if named else None
     guesses = guess.guess_columns(path, names.columns, columns=given, separator=names.separator)
@@ -55,13 +61,21 @@ def file(path: Path, names: "Names", named: bool, as_json: bool) -> None:
     table = tables.grid(head, rows, str(path), ("column", "looks like", "values"))
     tables.console().print(table, crop=False)
     unreadable = max((guess.unreadable for guess in guesses), default=0)
+    asked = Wanted(names.columns, given, names.separator, private=True)
     if unreadable:
         click.echo(
-            f"{unreadable} lines cannot be read: in a private study such records count as zero"
+            f"{unreadable} lines cannot be read: in a private study such records count as zero; "
+            f"{files.why_broken(path, asked)}"
+        )
+    elif files.line_breaks(path, asked):
+        click.echo(
+            f"in a private study such records count as zero: {files.why_broken(path, asked)}"
         )
     for column in guesses:
         if column.commas:
             click.echo(f"{_printable(column.name)}: {_COMMAS}")
+        if column.thousands:
+            click.echo(f"{_printable(column.name)}: {_POINTS}")
         if column.odd:
             shown = ", ".join(f"{cell!r} ({count})" for cell, count in column.odd[:_SHOWN])
             click.echo(f"{_printable(column.name)}: no number, such as {shown}")

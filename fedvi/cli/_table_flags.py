@@ -33,9 +33,10 @@ def names_of(
 
     Raises:
       ConfigError: a flag is wrong.
-      DataError: the file cannot be read, or its first line has no names.
+      DataError: the file cannot be read, or its first line has no names; or it has some beside ``columns``.
     """
     from fedvi.data.cells import is_separator
+    from fedvi.data.guess import check_given
     from fedvi.data.names import Names, column_names, separator_of
 
     if separator is not None and not is_separator(separator):
@@ -44,6 +45,12 @@ def names_of(
         )
     if columns is None:
         assert path is not None
-        return column_names(path, separator, flag=flag)
+        found = column_names(path, separator, flag=flag)
+        for said in found.left_out:
+            click.echo(f"warning: {path}: {said}: left out, since no study can name it", err=True)
+        return found
     listed = tuple(name.strip() for name in columns.split(","))
-    return Names(listed, separator or ("," if path is None else separator_of(path)))
+    given = Names(listed, separator or ("," if path is None else separator_of(path)))
+    if path is not None:
+        check_given(path, listed, given.separator)
+    return given

@@ -9,7 +9,7 @@ from fedvi.data.load import prepare_columns, prepared
 from fedvi.data.schema import parse_schema
 from fedvi.data.source import ArraySource, concatenate
 from fedvi.data.stored import store
-from fedvi.data.tables import chunks, known_rows
+from fedvi.data.tables import chunks, known_rows, why_broken
 from fedvi.data.units import by_unit
 
 __all__ = [
@@ -30,5 +30,6 @@ __all__ = [
     "read_arrays",
     "read_bag_of_words",
     "store",
+    "why_broken",
     "with_ids",
 ]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedvi.errors import did_you_mean
+from fedvi.errors import DataError, did_you_mean
 
 __all__ = [
     "FORMULA",
@@ -23,11 +23,13 @@ __all__ = [
     "as_codes",
     "as_texts",
     "bare",
+    "check_first",
     "composed",
     "count_of",
     "decoded",
     "has_decimal_comma",
     "is_separator",
+    "may_be_thousands",
     "no_column_hint",
     "truth_of",
     "without_quote",
@@ -102,6 +104,8 @@ class Wanted(NamedTuple):
       rows: how many records to return at a time.
       as_text: those of ``names`` that are compared as text, such as a patient's identifier, so that
         integers keep all their digits.
+      whole: whether a text file that is well formed is read whole in a private study too, so that a cell
+        may hold a line break. Only where nothing is released: one cell then decides how the rest is read.
     """
 
     names: tuple[str, ...]
@@ -110,6 +114,7 @@ class Wanted(NamedTuple):
     private: bool = False
     rows: int = 65_536
     as_text: frozenset[str] = frozenset()
+    whole: bool = False
 
 
 def count_of(cells: Cells) -> int:
@@ -131,7 +136,13 @@ def truth_of(code: float | str) -> bool | None:
     return next((word == pair[1] for pair in TRUTHS if word in pair), None)
 
 
-_COMMA = re.compile(r"[+-]?\d+,\d+", re.ASCII)
+_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+", re.ASCII)
+# A point before three digits and no 0: a decimal point, or one between thousands.
+_POINT = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}", re.ASCII)
+# Letters that nobody sees, and blanks that are none of the keyboard's.
+_UNSEEN = {ord(each): "" for each in "\u00ad\u200b\u2060\ufeff"} | {
+    ord(each): " " for each in "\u00a0\u2007\u202f"
+}
 
 
 def is_separator(text: str) -> bool:
@@ -140,12 +151,21 @@ def is_separator(text: str) -> bool:
 
 
 def has_decimal_comma(text: str) -> bool:
-    """Whether a text is a number with a decimal comma, as "3,5"; "1,500" may also be 1500.
+    """Whether a text is a number with a decimal comma, as "3,5" or "1.234,5"; "1,500" may also be 1500.
 
-    >>> has_decimal_comma("-3,5"), has_decimal_comma("3.5"), has_decimal_comma("a,b")
-    (True, False, False)
+    >>> [has_decimal_comma(text) for text in ("-3,5", "1.234,5", "3.5", "a,b")]
+    [True, True, False, False]
     """
     return _COMMA.fullmatch(text) is not None
+
+
+def may_be_thousands(text: str) -> bool:
+    """Whether the point of a number may stand between thousands, as in "1.234".
+
+    >>> [may_be_thousands(text) for text in ("1.234", "0.234", "1.23", "1234")]
+    [True, False, False, False]
+    """
+    return _POINT.fullmatch(text) is not None
 
 
 def decoded(text: bytes) -> str:
@@ -160,12 +180,35 @@ def decoded(text: bytes) -> str:
 
 
 def composed(name: str) -> str:
-    """Returns a column's name in the form in which names are compared, Unicode's NFC.
+    """Returns a column's name as names are compared: in Unicode's NFC, without letters that nobody sees.
 
-    >>> composed("a\u0308")
-    'ä'
+    Those are byte order marks, soft hyphens and blanks without width. Blanks that break no line are blanks.
+
+    >>> composed("a\u0308"), composed("\ufeffage\u00a0")
+    ('ä', 'age')
     """
-    return unicodedata.normalize("NFC", name)
+    return unicodedata.normalize("NFC", name.translate(_UNSEEN)).strip()
+
+
+def check_first(path: object, cells: Sequence[str]) -> None:
+    """Refuses a first line that is an instruction to a spreadsheet or a comment, and no names of columns.
+
+    Raises:
+      DataError: the line begins as Excel's `sep=;` does, or is one cell that begins with #.
+    """
+    said = ""
+    if _SEPARATOR.fullmatch(cells[0]) and all(not cell for cell in cells[1:]):
+        said = "says what the separator is (sep=), as Excel writes it"
+    elif cells[0].startswith("#") and len(cells) == 1:
+        said = "begins with #, as a comment does"
+    if said:
+        raise DataError(
+            f"{path}: the first line {said}, expected the names of the columns",
+            "take out all lines before the names",
+        )
+
+
+_SEPARATOR = re.compile(r"sep=.?", re.IGNORECASE)
 
 
 def no_column_hint(name: str, columns: Sequence[str]) -> str:

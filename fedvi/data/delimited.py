@@ -8,6 +8,7 @@ import codecs
 import csv
 import gzip
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from fedvi.data.cells import (
     WHERE_PATHS_START,
     Wanted,
+    check_first,
     composed,
     decoded,
     is_separator,
@@ -23,7 +25,7 @@ from fedvi.data.cells import (
 )
 from fedvi.errors import ConfigError, DataError, did_you_mean
 
-__all__ = ["chunks", "known_rows"]
+__all__ = ["chunks", "known_rows", "line_breaks", "why_broken"]
 
 Texts = dict[str, list[str | None]]
 
@@ -44,40 +46,22 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     line of a file without a header is a record.
 
     In a private study every line is parsed by itself, so that its content, such as an unclosed quote,
-    affects no other line. So there a cell cannot continue in the next line. A line that cannot be read
-    becomes a record of None, which counts as zero.
+    affects no other line. So there a cell cannot continue in the next line, unless ``wanted.whole`` and the
+    file is well formed. A line that cannot be read becomes a record of None, which counts as zero.
 
     Raises:
       ConfigError: ``columns`` or ``separator`` cannot be used.
       DataError: the file is missing, lacks a column, or is compressed and damaged; in a study without
         privacy also if a line cannot be read.
     """
-    separator, private = wanted.separator, wanted.private
-    if not is_separator(separator):
-        raise ConfigError(
-            f"separator is {separator!r}, expected one character, and no quote or line break",
-            'use ",", ";" or "\\t"',
-        )
-    if separator == "," and ".tsv" in path.suffixes[-2:]:
-        separator = "\t"
+    private = wanted.private
+    separator = _separator(path, wanted)
+    alone = private and not (wanted.whole and line_breaks(path, wanted))
     named = wanted.columns is None
-    rows = _lone_rows(path, separator, named) if private else _rows(path, separator)
-    if wanted.columns is None:
-        header = next((row for _, row in rows if row != [""]), [])
-        if header is None:
-            raise DataError(
-                f"{path}: the first line cannot be read, expected the names of the columns",
-                "save the file as CSV, with every name on the first line",
-            )
-        header = list(map(composed, header))
-        if not header:
-            raise DataError(
-                f"{path}: the file is empty, expected a line with the names of the columns",
-                "is this the right file? a file without header needs `data.columns`",
-            )
-    else:
+    rows = _lone_rows(path, separator, named) if alone else _rows(path, separator)
+    if wanted.columns is not None:
         _check_declared(wanted.columns, wanted.names)
-        header = list(wanted.columns)
+    header = _header(path, wanted, rows)
     places = _places(path, header, wanted.names)
 
     table: Texts = {name: [] for name in wanted.names}
@@ -92,7 +76,8 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
                     f"{path}: line {line} has {'more' if len(row) > len(header) else 'fewer'} cells "
                     f"than the {len(header)} columns",
                     "is a separator or a quote inside a cell? put such cells in double quotes, and "
-                    "check `data.separator`",
+                    "check `data.separator`"
+                    + (f". {_R}" if named and len(row) == len(header) + 1 else ""),
                 )
             row = None
         for name, place in places.items():
@@ -103,6 +88,94 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
             table, count, told = {name: [] for name in wanted.names}, 0, True
     if count or not told:
         yield table
+
+
+_R = "R's write.table writes no name over the names of rows: use write.csv(table, file, row.names = FALSE)"
+
+
+def line_breaks(path: Path, wanted: Wanted) -> int:
+    """Returns how many records have a cell with a line break; 0 if the file is not well formed. Private.
+
+    In a well-formed file all quotes are closed, and records of several lines have a cell for each column.
+
+    Raises:
+      ConfigError, DataError: the file or the separator cannot be read.
+    """
+    found, before = 0, 0
+    size = None if wanted.columns is None else len(wanted.columns)
+    try:
+        reader = csv.reader(map(_short, _lines(path)), **_dialect(_separator(path, wanted)))
+        for row in reader:
+            size = len(row) if size is None and row else size
+            # An empty line may come between the two ends of one.
+            if reader.line_num > before + 1 and any("\n" in cell or "\r" in cell for cell in row):
+                if len(row) != size:
+                    return 0
+                found += 1
+            before = reader.line_num
+    except csv.Error:
+        return 0
+    return found
+
+
+def why_broken(path: Path, wanted: Wanted) -> str:
+    """Says why lines cannot be read by themselves; "" if all can. Private.
+
+    Raises:
+      ConfigError, DataError: as ``chunks``.
+    """
+    if broken := line_breaks(path, wanted):
+        return (
+            f"{broken:,} records have a cell with a line break, and a private study reads line by line, so "
+            "that no record changes another; take the line breaks out, or save the table as Parquet"
+        )
+    separator = _separator(path, wanted)
+    rows = _lone_rows(path, separator, wanted.columns is None)
+    size, sizes = len(_header(path, wanted, rows)), Counter[int]()
+    for _, row in rows:
+        if row != [""] or size == 1:
+            sizes[-1 if row is None else len(row)] += 1
+    bad = {cells: count for cells, count in sizes.items() if cells != size}
+    if not bad:
+        return ""
+    if set(sizes) == {size + 1} and wanted.columns is None:
+        return f"each has one cell more than the first line has names. {_R}"
+    most = max(bad, key=lambda cells: bad[cells])
+    if most < 0:
+        return "most of them have an open quote, or text after a closing one"
+    return (
+        f"most of them have {'more' if most > size else 'fewer'} cells than there are columns: is a "
+        "separator inside a cell, or a comment among the records?"
+    )
+
+
+def _separator(path: Path, wanted: Wanted) -> str:
+    separator = wanted.separator
+    if not is_separator(separator):
+        raise ConfigError(
+            f"separator is {separator!r}, expected one character, and no quote or line break",
+            'use ",", ";" or "\\t"',
+        )
+    return "\t" if separator == "," and ".tsv" in path.suffixes[-2:] else separator
+
+
+def _header(path: Path, wanted: Wanted, rows: Iterator[tuple[int, list[str] | None]]) -> list[str]:
+    """Returns the names of all columns, from the first row or as declared."""
+    if wanted.columns is not None:
+        return list(wanted.columns)
+    header = next((row for _, row in rows if row != [""]), [])
+    if header is None:
+        raise DataError(
+            f"{path}: the first line cannot be read, expected the names of the columns",
+            "save the file as CSV, with every name on the first line",
+        )
+    if not header:
+        raise DataError(
+            f"{path}: the file is empty, expected a line with the names of the columns",
+            "is this the right file? a file without header needs `data.columns`",
+        )
+    check_first(path, header)
+    return list(map(composed, header))
 
 
 def _lone_rows(path: Path, separator: str, named: bool) -> Iterator[tuple[int, list[str] | None]]:
@@ -252,7 +325,8 @@ def _places(path: Path, header: Sequence[str], wanted: Sequence[str]) -> dict[st
                 "files of all sites have it, change `data.separator`",
             )
         # A first line with none of the names is probably a record, so the error does not show it.
-        is_header = 2 * len(absent) <= len(wanted)
+        folded = {name.casefold() for name in header}
+        is_header = 2 * sum(name.casefold() not in folded for name in wanted) <= len(wanted)
         raise DataError(
             f"{path}: no column `{absent[0]}` in the first line",
             no_column_hint(absent[0], header)

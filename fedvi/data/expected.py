@@ -1,4 +1,4 @@
-"""Reads a study's prior expectations of a column: for planning, never for fitting."""
+"""Reads a study's prior expectations of a column: for planning, and of a count's mean for a clip norm."""
 
 import math
 from collections.abc import Mapping

@@ -13,13 +13,24 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fedvi.data import tables
-from fedvi.data.cells import Cells, Codes, Numbers, Table, Wanted, as_texts, has_decimal_comma
+from fedvi.data.cells import (
+    Cells,
+    Codes,
+    Numbers,
+    Table,
+    Wanted,
+    as_texts,
+    composed,
+    has_decimal_comma,
+    may_be_thousands,
+)
 from fedvi.data.names import BY_FLAG, doubt, is_text
 from fedvi.data.schema import Code, as_code, as_level, as_number
 from fedvi.errors import DataError
 
 __all__ = [
     "Guess",
+    "check_given",
     "check_names",
     "guess_columns",
     "is_identifier",
@@ -65,6 +76,8 @@ class Guess(NamedTuple):
       marks: missing cells that mean NaN, such as "nan"; a schema of levels does not know them.
       commas: whether all values are numbers and some have a decimal comma, which studies do not support.
       odd: cells in a column of numbers that are not numbers, with counts, most frequent first; at most 60.
+      thousands: whether each point stands before three digits, and all other numbers have three digits at
+        most, so that 1.234 may be 1234.
       stand_ins: numbers such as -9 or 999, with counts, that lie far beyond all other numbers, and may mean
         missing; none of a single record.
     """
@@ -83,6 +96,7 @@ class Guess(NamedTuple):
     commas: bool = False
     odd: tuple[tuple[str, int], ...] = ()
     stand_ins: tuple[tuple[str, int], ...] = ()
+    thousands: bool = False
 
 
 def guess_columns(
@@ -100,10 +114,12 @@ def guess_columns(
       DataError: the file cannot be read, or lacks a column; or its first line is a record, see
         ``check_names``.
     """
-    asked = Wanted(tuple(names), columns, separator, private=True)
+    asked = Wanted(tuple(names), columns, separator, private=True, whole=True)
     guesses = _guessed(asked, tables.chunks(path, asked))
-    if columns is None and is_text(path):
-        _check(path, guesses)
+    if is_text(path):
+        _check_some(asked, path, guesses)
+        if columns is None:
+            _check(path, guesses)
     return guesses
 
 
@@ -124,8 +140,51 @@ def check_names(path: Path, names: Sequence[str], separator: str) -> None:
       DataError: the first line is a record; or the file cannot be read.
     """
     if is_text(path):
-        asked = Wanted(tuple(names), None, separator, private=True)
-        _check(path, _guessed(asked, itertools.islice(tables.chunks(path, asked), 1)))
+        asked = Wanted(tuple(names), None, separator, private=True, whole=True)
+        guesses = _guessed(asked, itertools.islice(tables.chunks(path, asked), 1))
+        _check_some(asked, path, guesses)
+        _check(path, guesses)
+
+
+def check_given(path: Path, columns: Sequence[str], separator: str) -> None:
+    """Refuses names of columns beside a text file that has its own, judged by its first records; private.
+
+    Its first line would be read as a record. It has names if it holds one of ``columns``, or if none of its
+    cells is a number, and one stands over numbers alone. The error gives counts, but no cell.
+
+    Args:
+      path: any file; one whose cells do not fit the columns is not judged.
+      columns: of all columns, as given.
+      separator: of a text file.
+
+    Raises:
+      ConfigError: a name is given twice, or the separator cannot be used.
+      DataError: the first line has names; or the file cannot be read.
+    """
+    if not is_text(path):
+        return
+    asked = Wanted(tuple(columns), tuple(columns), separator, private=True, whole=True)
+    part = {name: texts_of(cells) for name, cells in next(tables.chunks(path, asked)).items()}
+    first = {name: cells[0] for name, cells in part.items() if cells and cells[0] is not None}
+    known = set(map(str.casefold, map(composed, columns)))
+    again = sum(composed(cell).casefold() in known for cell in first.values())
+    over = 0
+    if all(as_number(cell) is None for cell in first.values()):
+        for name, cell in first.items():
+            below = [text for text in part[name][1:] if text is not None and text not in _MISSING]
+            numbers = sum(as_number(text) is not None for text in below)
+            over += cell not in _MISSING and not often_missing(cell) and 1 < numbers == len(below)
+    if again or over:
+        why = (
+            f"{over} of them stand over numbers alone"
+            if over
+            else f"{again} of them are among yours"
+        )
+        raise DataError(
+            f"{path} begins with names of columns, which would be read as a record: {why}",
+            "leave --columns out; a column without a name, such as the row numbers that R and pandas "
+            "write, needs none. To give columns other names, change the first line",
+        )
 
 
 def _guessed(asked: Wanted, parts: Iterable[Table]) -> tuple[Guess, ...]:
@@ -133,7 +192,18 @@ def _guessed(asked: Wanted, parts: Iterable[Table]) -> tuple[Guess, ...]:
     for part in parts:
         for name, cells in part.items():
             seen[name].add(texts_of(cells))
-    return tuple(found.guess(name) for name, found in seen.items())
+    return tuple(found.guess(name, asked.separator) for name, found in seen.items())
+
+
+def _check_some(asked: Wanted, path: Path, guesses: Sequence[Guess]) -> None:
+    """Refuses a file of which no line can be read, and says why."""
+    if not guesses or any(guess.cells > guess.unreadable or not guess.cells for guess in guesses):
+        return
+    after = " after the first" if asked.columns is None else ""
+    raise DataError(
+        f"{path}: no line{after} can be read: {tables.why_broken(path, asked)}",
+        "every line needs one cell for each column; check the separator, too",
+    )
 
 
 def _check(path: Path, guesses: Sequence[Guess]) -> None:
@@ -241,8 +311,8 @@ class _Seen:
         self.low, self.high = np.inf, -np.inf
         self.numeric = self.whole = True
         self.marks: set[str] = set()
-        self.commas = False
-        self.numeric_but_commas = True
+        self.commas = self.points = False
+        self.numeric_but_commas = self.may_be_thousands = True
 
     def add(self, texts: Sequence[str | None]) -> None:
         self.cells += len(texts)
@@ -266,12 +336,17 @@ class _Seen:
                     self.numbers += count
                     self.low, self.high = min(self.low, number), max(self.high, number)
                     self.whole &= number.is_integer()
+                    pointed = may_be_thousands(text)
+                    self.points |= pointed
+                    self.may_be_thousands &= pointed or (
+                        text.lstrip("+-").isdecimal() and number < 1e3
+                    )
                 # As a schema compares levels: one spelling for 1 and 1.0, and another for 01.
                 shown = spelt(as_level(text))
                 if shown in self.values or len(self.values) < _KEPT:
                     self.values[shown] += count
 
-    def guess(self, name: str) -> Guess:
+    def guess(self, name: str, separator: str) -> Guess:
         kind = self._kind()
         if kind == "number" and self._are_codes(name):
             kind = "level"
@@ -292,6 +367,8 @@ class _Seen:
             commas=self.commas and self.numeric_but_commas,
             odd=tuple(self.odd.most_common(_MOST_LEVELS)) if odd else (),
             stand_ins=tuple(self._stand_ins()) if numeric else (),
+            # Files with commas between cells have decimal points.
+            thousands=numeric and self.points and self.may_be_thousands and separator != ",",
         )
 
     def _stand_ins(self) -> Iterator[tuple[str, int]]:

@@ -119,7 +119,7 @@ def inspect_file(
     unit_column: str | None = None,
     most_rows: int = 1,
 ) -> Fit:
-    """Reads a file as a private study would, and reports the result.
+    """Reads a file as the study would, but refuses no record, and reports the result.
 
     Args:
       path: a file of a format in ``fedvi.data.tables``.
@@ -139,6 +139,7 @@ def inspect_file(
         separator,
         private=True,
         as_text=frozenset({unit_column} if unit_column else ()),
+        whole=not private,
     )
     seen = {name: _Seen(column) for name, column in schema.items()}
     owners: Counter[str] = Counter()
@@ -158,7 +159,7 @@ def inspect_file(
                 else:
                     # A unit without a counting row is counted too.
                     owners[identity.strip()] += int(valid)
-    said = lost_in_words(rows, counting, lost, schema)
+    said = lost_in_words(rows, counting, lost, schema, lambda: tables.why_broken(path, asked))
     units = None
     if unit_column is not None:
         left_out = sum(max(0, count - most_rows) for count in owners.values())

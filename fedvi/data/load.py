@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,6 +166,7 @@ def prepared(
     private: bool,
     where: str,
     tell: Callable[[str], None] | None = None,
+    broken: Callable[[], str] | None = None,
 ) -> Iterator[ArraySource]:
     """Prepares a file that comes in chunks; see ``tables.chunks``.
 
@@ -174,14 +175,21 @@ def prepared(
       schema, names, private, where: as for ``prepare_columns``.
       design: lays columns out as {"x": float64 [n, D], "y": float64 [n] or [n, k]}, see
         ``Design.outcome``; None leaves them as they are.
-      tell: called with a sentence if 1 % of the records or more count as zero. It depends on them, so only
-        their owner may see it; nothing else may depend on it.
+      tell: called with a sentence if 1 % of the records or more count as zero, and for each column with a
+        level that no record has which counts. It depends on them, so only their owner may see it; nothing
+        else may depend on it.
+      broken: says why lines cannot be read, as ``tables.why_broken``; called only for ``tell``.
 
     Raises:
       DataError: as ``prepare_columns``.
     """
     wanted, count, counting, lost = list(names), 0, 0, Lost()
     timed = () if design is None else design.timed
+    unseen = {
+        name: set(range(len(column.levels)))
+        for name in wanted
+        if isinstance(column := schema.get(name), Level)
+    }
     for table in tables:
         chunk = prepare_chunk(
             table,
@@ -194,21 +202,38 @@ def prepared(
             timed=timed,
         )
         count, counting = count + chunk.size, counting + int(chunk.valid.sum())
+        for name, levels in unseen.items():
+            levels -= set(np.unique(chunk.records[name][chunk.valid]).tolist())
         if design is not None:
             x, y = design.matrix(chunk.records), design.outcome(chunk.records)
             chunk = ArraySource({"x": x, "y": y}, chunk.valid)
         yield chunk
-    said = lost_in_words(count, counting, lost, schema)
     if not private:
-        check_some(count, counting > 0, where, said)
-    if tell is not None and said:
+        check_some(count, counting > 0, where, lost_in_words(count, counting, lost, schema))
+    if tell is not None and (said := lost_in_words(count, counting, lost, schema, broken)):
         tell(f"{where}: {said}")
+    for name, levels in unseen.items():
+        if tell is not None and levels and counting:
+            column = cast(Level, schema[name])
+            which = ", ".join(repr(column.levels[index]) for index in sorted(levels))
+            tell(
+                f"{where}: no record that counts has {which} in `{column.column}`: is it spelt otherwise?"
+            )
 
 
-def lost_in_words(count: int, counting: int, lost: Lost, schema: Schema) -> str:
+def lost_in_words(
+    count: int,
+    counting: int,
+    lost: Lost,
+    schema: Schema,
+    broken: Callable[[], str] | None = None,
+) -> str:
     """Reports that records count as zero, with the main column and reason; "" if fewer than 1 % do.
 
-    The text contains no number and no cell, since it may end up in a log.
+    The text contains no cell, and no number unless ``broken`` is given, since it may end up in a log.
+
+    Args:
+      broken: says why lines cannot be read, if most records are lost by that.
     """
     if count - counting < _TOLD * count or not lost:
         return ""
@@ -218,6 +243,9 @@ def lost_in_words(count: int, counting: int, lost: Lost, schema: Schema) -> str:
         share = (
             "no record counts" if counting == 0 else "more than half of the records count as zero"
         )
+    if why == _UNREADABLE and broken is not None and (said := broken()):
+        count = lost[name, why]
+        return f"{share}, also in a pooled fit, most of all because {count:,} lines cannot be read: {said}"
     column = schema[name].column
     called = f"`{column}`" if column == name else f"`{column}` (data.schema.{name})"
     return f"{share}, most of all because of the column {called}: {why}"

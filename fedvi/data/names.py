@@ -6,14 +6,21 @@ import gzip
 import re
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from fedvi.data import parquet
-from fedvi.data.cells import TRUTHS, decoded, has_decimal_comma, without_quote
+from fedvi.data.cells import (
+    TRUTHS,
+    check_first,
+    composed,
+    decoded,
+    has_decimal_comma,
+    without_quote,
+)
 from fedvi.data.schema import as_number
 from fedvi.errors import DataError
 
@@ -30,6 +37,7 @@ _WORDS = frozenset({word for pair in TRUTHS for word in pair if len(word) > 1} -
     *("m", "f", "male", "female", "man", "woman", "unknown", "missing"),
     *("männlich", "weiblich", "homme", "femme"),
 }
+_QUOTED_BY_BLANKS = re.compile(r'"[^"]*"( "[^"]*")+')
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2}([T ].*)?)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4}")
 
 
@@ -37,12 +45,14 @@ class Names(NamedTuple):
     """A file's column names and separator.
 
     Attributes:
-      columns: their names, as the file has them.
+      columns: their names, in the form in which names are compared.
       separator: between the cells of a text file; "," for other files.
+      left_out: columns of a text file without a name of their own, in words: no study can name them.
     """
 
     columns: tuple[str, ...]
     separator: str
+    left_out: tuple[str, ...] = ()
 
 
 def column_names(path: Path, separator: str | None = None, *, flag: str = "") -> Names:
@@ -66,10 +76,17 @@ def column_names(path: Path, separator: str | None = None, *, flag: str = "") ->
             return Names(_checked(path, read(path)), ",")
         found = separator or separator_of(path)
         try:
-            cells = next(csv.reader([_first_line(path)], delimiter=found), [])
+            line, blank = _first_line(path), found != " "
+            if separator is None and _QUOTED_BY_BLANKS.fullmatch(line.strip()):
+                raise DataError(
+                    f"{path} has blanks between the names of its columns, as R's write.table writes them",
+                    "use write.csv(table, file, row.names = FALSE)",
+                )
+            cells = next(csv.reader([line], delimiter=found, skipinitialspace=blank), [])
         except csv.Error:  # a name that is far too long
             cells = [""]
-        return Names(_checked(path, [without_quote(cell.strip()) for cell in cells]), found)
+        columns = [composed(without_quote(cell.strip())) for cell in cells]
+        return Names(_checked(path, columns), found, tuple(_nameless(columns)))
     except DataError as error:
         raise DataError(f"{flag} {error.message}".strip(), error.hint) from None
 
@@ -137,17 +154,32 @@ def _first_line(path: Path) -> str:
     raise DataError(f"{path} cannot be read: {problem}", hint)
 
 
+def _nameless(columns: Sequence[str]) -> Iterator[str]:
+    """Yields, in words, columns without a name, and names that several have."""
+    empty = [str(place) for place, name in enumerate(columns, 1) if not name]
+    if empty:
+        yield f"column {', '.join(empty)} has no name"
+    for name in dict.fromkeys(columns):
+        if name and columns.count(name) > 1:
+            yield f"{columns.count(name)} columns are called {name!r}"
+
+
 def _checked(path: Path, columns: list[str]) -> tuple[str, ...]:
+    """Returns the names that one column has each, where the line has no sign of a record."""
     if not columns and is_text(path):
         raise DataError(
             f"{path} does not begin with the names of its columns: the first line is empty",
             "is this the right file?",
         )
     # Blanks separate cells only if declared: otherwise a line of numbers is one cell, and a record.
+    if columns:
+        check_first(path, columns)
     cells = [name.split() for name in columns]
     numbers = sum(any(cell) and all(as_number(part) is not None for part in cell) for cell in cells)
-    twice = len(set(columns)) < len(columns)
-    if not columns or numbers or twice or "" in columns:
+    own = tuple(name for name in columns if name and columns.count(name) == 1)
+    # Names with a gap look like a record with a missing cell, and repeated ones like equal cells.
+    like_cells = len(own) < len(columns) and any(doubt(columns))
+    if not own or numbers or like_cells:
         what = "a name is empty, or there twice"
         if not columns:
             what = "it has none"
@@ -158,7 +190,7 @@ def _checked(path: Path, columns: list[str]) -> tuple[str, ...]:
         raise DataError(
             f"{path} does not begin with the names of its columns, each once: {what}", BY_FLAG
         )
-    return tuple(columns)
+    return own
 
 
 def _numpy(path: Path) -> list[str]:

@@ -7,7 +7,7 @@ from types import MappingProxyType, ModuleType
 from fedvi.data import columns, delimited, parquet
 from fedvi.data.cells import Table, Wanted, composed
 
-__all__ = ["FORMATS", "chunks", "known_rows"]
+__all__ = ["FORMATS", "chunks", "known_rows", "line_breaks", "why_broken"]
 
 FORMATS = MappingProxyType(
     {
@@ -51,6 +51,26 @@ def known_rows(path: str | Path) -> int | None:
     path = Path(path)
     count: int | None = _format(path).known_rows(path)
     return count
+
+
+def why_broken(path: str | Path, wanted: Wanted) -> str:
+    """Says why lines of a text file cannot be read by themselves; "" for other formats. Private.
+
+    Raises:
+      DataError: as ``chunks``.
+    """
+    path = Path(path)
+    return delimited.why_broken(path, wanted) if _format(path) is delimited else ""
+
+
+def line_breaks(path: str | Path, wanted: Wanted) -> int:
+    """Returns how many records of a well-formed text file have a cell with a line break; else 0. Private.
+
+    Raises:
+      DataError: the file cannot be read.
+    """
+    path = Path(path)
+    return delimited.line_breaks(path, wanted) if _format(path) is delimited else 0
 
 
 def _format(path: Path) -> ModuleType:

@@ -112,6 +112,8 @@ def read_run(folder: Path) -> Finished:
 def read_records(assembly: Assembly, path: Path) -> ArraySource:
     """Reads test records by the study's schema and formula, as a client would, but one unit per row.
 
+    A text file that is well formed is read whole: a cell may hold a line break.
+
     Raises:
       DataError: the file is missing or lacks a column; in a study without privacy, also if it does not
         fit the schema.
@@ -120,7 +122,7 @@ def read_records(assembly: Assembly, path: Path) -> ArraySource:
     # Test records need no unit or id column.
     nobody = study.data.model_copy(update={"unit_column": None, "id_column": None})
     by_row = dataclasses.replace(assembly, study=study.model_copy(update={"data": nobody}))
-    return loading.load_shard(by_row, path.name, path)
+    return loading.load_shard(by_row, path.name, path, whole=True)
 
 
 def held_against(

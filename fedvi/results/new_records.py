@@ -58,8 +58,9 @@ def chunks(
     """Reads a file by the study's schema, in chunks; no record is refused or left out.
 
     Every format of ``data.tables`` works. If the file names all needed columns, its names are used;
-    otherwise the study's, from ``data.columns``. Empty lines are skipped. Each line of text is parsed by
-    itself, so that a broken line affects no other.
+    otherwise the study's, from ``data.columns``. Empty lines are skipped. A text file that is well formed
+    is read whole, so that a cell may hold a line break. Of others each line is parsed by itself, so that a
+    broken line affects no other.
 
     Args:
       study: gives the separator and the columns' names.
@@ -105,6 +106,7 @@ def _wanted(
         # As in a private study, no record is refused: bad records are marked instead.
         private=True,
         as_text=frozenset(as_text),
+        whole=True,
     )
     if wanted.names:
         # Names that the study does not declare either are looked for in the file; their absence raises.
@@ -121,7 +123,7 @@ def _wanted(
 def _has(path: Path, wanted: data.Wanted) -> bool:
     """Whether a file itself names all columns that are wanted."""
     try:
-        next(data.chunks(path, wanted._replace(rows=1)))
+        next(data.chunks(path, wanted._replace(rows=1, whole=False)))
     except DataError:
         return False
     return True

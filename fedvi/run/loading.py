@@ -67,6 +67,7 @@ def load_shard(
     *,
     disk: Disk | None = None,
     tell: Callable[[str], None] | None = None,
+    whole: bool = False,
 ) -> ArraySource:
     """Reads one client's file and applies the schema.
 
@@ -78,13 +79,14 @@ def load_shard(
         block by block. Results are the same, to the last bit. None: in memory.
       tell: called with a sentence if most records count as zero, as by ``data.prepared``, and if there
         are more than the study declares. Private: only for the screen of the records' owner.
+      whole: see ``data.Wanted``; for public records of which nothing is released.
 
     Raises:
       ConfigError: ``disk.always`` is set, and the study's solver cannot work on records on disk.
       DataError: the file is missing or lacks a column; in a study without privacy, also if it does not
         fit the schema, or a row has no identifier.
     """
-    source = _read(assembly, client, path, disk, tell)
+    source = _read(assembly, client, path, disk, tell, whole)
     most = most_records(assembly)
     if tell is not None and assembly.study.privacy.private and most and source.size > most:
         tell(
@@ -100,6 +102,7 @@ def _read(
     path: Path,
     disk: Disk | None,
     tell: Callable[[str], None] | None,
+    whole: bool,
 ) -> ArraySource:
     study, schema = assembly.study, assembly.schema
     stored = disk is not None and _is_stored(assembly, client, path, disk)
@@ -116,9 +119,16 @@ def _read(
                 identities.extend(data.as_texts(table[identity]))
             yield table
 
-    tables = noted(data.chunks(path, _wanted(study, schema, names, identity)))
+    wanted = _wanted(study, schema, names, identity, whole)
     chunks = data.prepared(
-        tables, schema, names, assembly.design, private=private, where=client, tell=tell
+        noted(data.chunks(path, wanted)),
+        schema,
+        names,
+        assembly.design,
+        private=private,
+        where=client,
+        tell=tell,
+        broken=lambda: data.why_broken(path, wanted),
     )
     if disk is not None and stored:
         return data.store(chunks, disk.folder, client)
@@ -149,7 +159,9 @@ def most_records(assembly: Assembly) -> int | None:
     return assembly.study.data.max_records
 
 
-def _wanted(study: Study, schema: Any, names: tuple[str, ...], identity: str | None) -> data.Wanted:
+def _wanted(
+    study: Study, schema: Any, names: tuple[str, ...], identity: str | None, whole: bool = False
+) -> data.Wanted:
     """Returns the columns to read from a client's file."""
     columns = [schema[name].column for name in names]
     if identity is not None:
@@ -160,6 +172,7 @@ def _wanted(study: Study, schema: Any, names: tuple[str, ...], identity: str | N
         separator=study.data.separator,
         private=study.privacy.private,
         as_text=frozenset() if identity is None else frozenset({identity}),
+        whole=whole,
     )
 
 

@@ -3,6 +3,7 @@
 import collections
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,6 +65,10 @@ class _Beside:
 
     def __hash__(self) -> int:
         return 0
+
+
+# Built-in models of which a mean says how much a typical record tells, see ``HasOutcome.curvature_at``.
+_CURVED = frozenset({"poisson", "negative_binomial"})
 
 
 class Study(Speaks, BaseSection):
@@ -355,11 +360,32 @@ class Study(Speaks, BaseSection):
             # Absent if not set, so that existing studies keep their digests.
             if not client["added"]:
                 del client["added"]
-        # Expectations of the records do not change what is released.
-        for column in content["data"]["schema"].values():
-            column.pop("expected", None)
+        # Other expectations of the records do not change what is released.
+        outcomes = self._surveyed_outcomes
+        for name, column in content["data"]["schema"].items():
+            expected = column.pop("expected", {})
+            if name in outcomes and expected.get("mean"):
+                column["expected"] = {"mean": float(expected["mean"])}
         canonical = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @property
+    def _surveyed_outcomes(self) -> set[str]:
+        """Columns left of `~` whose expected mean sets a solver's clip norm or its first answers.
+
+        It gives the curvature of a typical count (``modelling.declared_curvature``), which "auto" goes by.
+        """
+        given = self.solver.arguments
+        known = self.model.kind in _CURVED or self.is_outside("model")
+        if (
+            not (known and (self.solver.kind == "site_release" or self.is_outside("solver")))
+            or given.get("clip_norm", "auto") != "auto"
+            or given.get("noise_multiplier") == 0
+        ):
+            return set()
+        return set(
+            re.findall(r"[\w.]+", str(self.model.arguments.get("formula")).partition("~")[0])
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the tables with all defaults, as plain values for JSON; ``parse_study`` reads them.

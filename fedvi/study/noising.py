@@ -11,12 +11,15 @@ from fedvi import errors
 from fedvi.data.written import is_number
 from fedvi.federation.progress import Schedule
 from fedvi.inference import solvers as solver_kinds
+from fedvi.inference.blocks import BLOCK, length_of
+from fedvi.inference.clipping import MOST_ROWS, predictor_limit
 from fedvi.inference.units import unit_model
 from fedvi.models.base import Model
 from fedvi.models.capabilities import Regression
 from fedvi.models.outcomes.base import check_steepest
 from fedvi.privacy import accountants, calibrate, events, ledger, mechanisms, sampling, top_up
 from fedvi.privacy.base import Mechanism, Sampler
+from fedvi.privacy.bounded import float_limit
 from fedvi.privacy.delta_parts import with_tables
 from fedvi.privacy.noise_table import TABLE_DISTANCE
 from fedvi.privacy.top_up import TopUp
@@ -177,6 +180,8 @@ def solver_of(
     solver = build(chosen)
     if budget is not None and noised_by(chosen).grid(1.0) is not None:
         _check_checked(study, solver)
+    if study.solver.kind == "site_release" and solver.streams and chosen > 0.0:
+        _check_rounding(study, solver, sampler, noised_by(chosen))
     grid = noised_by(chosen).grid(solver.clip_norm) if solver.clip_norm is not None else None
     return Made(
         solver=solver,
@@ -229,6 +234,27 @@ def _check_checked(study: Study, solver: LocalSolver) -> None:
             "but [privacy] promises differential privacy",
             "let its factory return LocalSolver(…, check=check_of(…)); see docs/add/solver.md",
         )
+
+
+def _check_rounding(
+    study: Study, solver: LocalSolver, sampler: Sampler, mechanism: Mechanism
+) -> None:
+    """Refuses sums of so many numbers that rounding would take too much of the clip norm."""
+    most, rows = typing.cast(int, study.data.max_records), sampler.capacity
+    size = solver.number_count
+    norm = typing.cast(float, solver.clip_norm)
+    try:
+        if most <= MOST_ROWS:
+            predictor_limit(length_of(rows, rows), size, norm, mechanism)
+        else:  # in float64, so that only the grid takes something
+            float_limit(norm, BLOCK, -(-most // BLOCK), most, size, mechanism, double=True)
+    except errors.PrivacyError as error:
+        more = f"declare data.max_records above {MOST_ROWS:,}, from where on float64 is used; or "
+        raise errors.ConfigError(
+            f"solver.kind is {study.solver.kind!r} with {size:,} numbers a message and data.max_records = "
+            f"{most:,}: {error.message}",
+            f"{more if most <= MOST_ROWS else ''}leave out columns of the formula",
+        ) from error
 
 
 def _check_noise(noise: Any) -> None:

@@ -110,6 +110,18 @@ def test_a_record_that_does_not_fit_leaves_an_empty_line_with_the_reason(
     assert "4 do not fit the schema" in said
 
 
+def test_a_cell_with_a_line_break_is_part_of_one_record(runs: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.csv"
+    broken = ANN.removesuffix("ann") + '"ann\nlee"'
+    new.write_text("\n".join([HEAD, broken, EVE]) + "\n")
+    fedvi("predict", runs / "heart-disease", new, "--out", tmp_path / "p.csv")
+    rows = read(tmp_path / "p.csv")
+    assert [(row["row"], row["reason"], bool(row["mean"])) for row in rows] == [
+        ("1", "", True),
+        ("2", "", True),
+    ]
+
+
 def test_a_clipped_cell_is_told_and_an_id_is_no_formula(runs: Path, tmp_path: Path) -> None:
     new = tmp_path / "new.csv"
     ids = ["=1+1", "+x", "-2", "@a", "ann", "a=1"]

@@ -382,3 +382,16 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path) -> None:
 def test_the_bound_of_a_large_shard_is_the_one_that_solvers_go_by() -> None:
     assert not is_large(np.zeros(MOST_ROWS, bool))
     assert is_large(np.zeros(MOST_ROWS + 1, bool))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("most", [65_536, 65_537, 90_000, 120_000, 167_744])
+def test_a_study_runs_on_either_side_of_the_number_of_records_from_which_on_blocks_are_used(
+    most: int,
+) -> None:
+    study = raw({"kind": "site_release"}, max_records=most)
+    columns, count = table(most - 7), most - 7
+    x = np.stack([np.ones(count), columns["a"], columns["b"]], axis=1)
+    source = ArraySource({"x": x, "y": columns["y"].astype(float)}, np.ones(count, bool))
+    eta = simulate.run(build.assemble(parse_study(study)), {"north": source}).posterior
+    np.testing.assert_allclose(np.linalg.solve(eta.J, eta.h), [0.0, 0.7, -0.4], atol=0.1)

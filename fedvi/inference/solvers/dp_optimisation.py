@@ -15,7 +15,7 @@ from fedvi.expfam.base import FactoredGaussian, is_full
 from fedvi.inference import whitened
 from fedvi.inference.blocks import is_large, rows_at, single_precision
 from fedvi.inference.checked_visits import check_of
-from fedvi.inference.clipping import MOST_ROWS, Parts, clipped, longest_part
+from fedvi.inference.clipping import LARGEST_BATCH, Parts, clipped, longest_part
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import LONGEST_STEP, adam, check_learning_rate
 from fedvi.inference.predictor import gradients, has_predictor
@@ -139,7 +139,7 @@ def dp_optimisation(
         clip_norm=clip_norm,
         mark=mechanism.mark,
         # The gradients of a larger batch would not fit into memory together.
-        streams=sampler.capacity <= MOST_ROWS,
+        streams=sampler.capacity <= LARGEST_BATCH,
         check=check_of(
             functools.partial(_of_first_sums, family, model, clip_norm, draws),
             sampler, mechanism, clip_norm, tree.to_numpy(family.isotropic(1.0)),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedvi.data.guess import Guess, guess_columns
+from fedvi.data.guess import Guess, check_given, guess_columns
 from fedvi.data.inspect import Fit, inspect_file, verdict
 from fedvi.data.load import prepare_columns
 from fedvi.data.names import column_names, separator_of
@@ -360,3 +360,138 @@ def test_what_loses_most_records_is_said(tmp_path: Path) -> None:
     assert {column.name: column.commas for column in found.columns}["age"] == 9
     (_, age, *_) = guess_columns(path, column_names(path).columns, columns=None, separator=";")
     assert age.commas
+
+
+BREAKS = 'age,note,died\n50,"fell,\nat home",yes\n60,well,no\n70,"a\r\nb",yes\n'
+
+
+def test_a_cell_with_a_line_break_is_read_where_nothing_is_released_and_said_where_it_is_lost(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(BREAKS, newline="")
+    names = ["age", "died"]
+    schema = parse_schema({name: RAW[name] for name in names}, private=True)
+    private = inspect_file(path, schema, names, private=True)
+    assert (private.rows, private.counting) == (5, 1)
+    assert "4 lines cannot be read: 2 records have a cell with a line break" in private.lost
+    assert "save the table as Parquet" in private.lost
+    # As the run of a study that promises nothing reads it, and a description of the file.
+    public = inspect_file(path, schema, names, private=False)
+    assert (public.rows, public.counting, public.lost) == (3, 3, "")
+    ages = guess_columns(path, names, columns=None, separator=",")[0]
+    assert (ages.cells, ages.unreadable, ages.high) == (3, 0, 70.0)
+    # An open quote: nothing says where its record ends, so each line stands for itself.
+    path.write_text(BREAKS + '80,"open,no\n90,x,yes\n', newline="")
+    assert guess_columns(path, names, columns=None, separator=",")[0].unreadable == 5
+    assert inspect_file(path, schema, names, private=False).rows == 7
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("1,2,x,4\n5,6,x,8\n", "R's write.table writes no name over the names of rows"),
+        ("1,2,x,4,9\n5,6,x,8\n", "have more cells than there are columns"),
+        ("1\n# a comment\n", "have fewer cells than there are columns"),
+        ('1,"2,x\n5,"6,x\n', "have an open quote"),
+    ],
+)
+def test_why_no_line_can_be_read_is_said(lines: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,b,c\n" + lines)
+    with pytest.raises(DataError) as error:
+        guess_columns(path, ["a", "b", "c"], columns=None, separator=",")
+    assert "no line after the first can be read" in error.value.message
+    assert said in error.value.message
+    schema = parse_schema({"a": {"type": "count", "bounds": [0, 9]}}, private=True)
+    assert said in inspect_file(path, schema, ["a"], private=True).lost
+
+
+def test_a_column_without_a_name_is_left_out_and_names_beside_a_header_are_refused(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(",dbp,sbp,sbp,died\n1,80,120,5,0\n2,90,140,6,1\n3,70,110,7,1\n")
+    found = column_names(path)
+    assert found.columns == ("dbp", "died")
+    assert found.left_out == ("column 1 has no name", "2 columns are called 'sbp'")
+    assert guess_columns(path, ["dbp"], columns=None, separator=",")[0].high == 90.0
+    for names, said in (
+        ("rpqst", "4 of them stand over numbers"),
+        (("DBP", *"pqst"), "stand over"),
+    ):
+        with pytest.raises(DataError, match=said) as error:
+            check_given(path, tuple(names), ",")
+        assert "leave --columns out" in str(error.value.hint)
+    path.write_text("dbp,sex\nhigh,m\nlow,f\n")
+    with pytest.raises(DataError, match="1 of them are among yours"):
+        check_given(path, ("pressure", "Sex"), ",")
+    # Records alone, whose first one lacks a number.
+    path.write_text("NA,m\n3,f\n4,f\n")
+    check_given(path, ("age", "sex"), ",")
+    path.write_text("m,,yes\n")
+    with pytest.raises(DataError, match="a name is empty, or there twice"):
+        column_names(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sep=;", "says what the separator is"),
+        ("sep=,", "says what the separator is"),
+        ("# made in 2024", "begins with #"),
+    ],
+)
+def test_a_first_line_that_names_no_columns_is_refused_by_every_reader(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"{line}\nage,sex\n50,m\n")
+    schema = parse_schema({"age": RAW["age"]}, private=True)
+    for read in (
+        lambda: column_names(path),
+        lambda: inspect_file(path, schema, ["age"], private=True),
+    ):
+        with pytest.raises(DataError, match=said) as error:
+            read()
+        assert "before the names" in str(error.value.hint)
+
+
+def test_letters_that_nobody_sees_are_no_part_of_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('age\u00a0, "st\u200bay",\ufeffSEX\n50, "3",m\n', encoding="utf-8")
+    assert column_names(path).columns == ("age", "stay", "SEX")
+    schema = parse_schema({name: RAW[name] for name in ("age", "stay")}, private=True)
+    assert inspect_file(path, schema, ["age", "stay"], private=True).counting == 1
+    sex = {"type": "binary", "true": ["m"], "false": ["f"]}
+    with pytest.raises(DataError, match="no column `sex`") as error:
+        inspect_file(path, parse_schema({"sex": sex}, private=True), ["sex"], private=True)
+    assert 'if "SEX" is meant' in str(error.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("cells", "separator", "thousands", "commas"),
+    [
+        (["1.234", "987", "1.002", "450"], ";", True, False),
+        (["1.234", "987"], ",", False, False),
+        (["1.234", "98.7", "450"], ";", False, False),
+        (["1.234", "4500"], ";", False, False),
+        (["0.234", "987"], ";", False, False),
+        (["1.555,3", "87,5", "2.024.901,0"], ";", False, True),
+    ],
+)
+def test_points_that_may_stand_between_thousands_are_noticed(
+    cells: list[str], separator: str, thousands: bool, commas: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"a{separator}b\n" + "".join(f"{cell}{separator}1\n" for cell in cells))
+    (found, _) = guess_columns(path, ["a", "b"], columns=None, separator=separator)
+    assert (found.thousands, found.commas) == (thousands, commas)
+
+
+def test_names_between_blanks_are_known_for_those_of_r(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text('"age" "sex"\n"1" 50 "m"\n')
+    with pytest.raises(DataError, match=r"blanks between the names") as error:
+        column_names(path)
+    assert "write.csv" in str(error.value.hint)

@@ -16,9 +16,9 @@ SECRET = "73.190283"
 def test_names_and_separator_of_a_table(tmp_path: Path, separator: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"\xef\xbb\xbf" + f'died{separator}"Blood, pressure"\r\n1\r\n'.encode())
-    assert column_names(path) == (("died", "Blood, pressure"), separator)
+    assert column_names(path) == (("died", "Blood, pressure"), separator, ())
     path.write_text(f"died{separator} age \n1{separator}2\n")
-    assert column_names(path) == (("died", "age"), separator)
+    assert column_names(path) == (("died", "age"), separator, ())
 
 
 def test_names_of_parquet(tmp_path: Path) -> None:

@@ -248,7 +248,7 @@ def test_both_ways_to_a_clipped_sum_agree(kind, monkeypatch):
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(bounded.total)])
 
     spared = total()
-    monkeypatch.setattr(clipping, "MOST_ROWS", 0)
+    monkeypatch.setattr(clipping, "LARGEST_BATCH", 0)
     formed = total()
     assert np.abs(formed).max() > 1000
     # What rounding to the grid takes off the clip is not the same.
@@ -273,10 +273,10 @@ def test_a_batch_in_parts_is_the_batch(kind, loss_bound, rows):
         np.testing.assert_allclose(one, two, atol=1)
 
 
-@pytest.mark.parametrize("most", [0, clipping.MOST_ROWS])
+@pytest.mark.parametrize("most", [0, clipping.LARGEST_BATCH])
 @pytest.mark.parametrize("kind", ["flat", "per_site", "automatic", "normalised"])
 def test_losses_are_added_up_beside_the_gradients(kind, most, monkeypatch):
-    monkeypatch.setattr(clipping, "MOST_ROWS", most)
+    monkeypatch.setattr(clipping, "LARGEST_BATCH", most)
     x, y = 3.0 * normal(B, 3, seed=3), normal(B, 2, seed=4)
     mechanism = mechanisms.rounded_gaussian(1.0)
     bounded = clipping.clipped(
@@ -289,9 +289,9 @@ def test_losses_are_added_up_beside_the_gradients(kind, most, monkeypatch):
     np.testing.assert_allclose(int(bounded.total[1]) * step, expected, atol=B * step)
 
 
-@pytest.mark.parametrize("most", [0, clipping.MOST_ROWS])
+@pytest.mark.parametrize("most", [0, clipping.LARGEST_BATCH])
 def test_an_empty_place_of_a_batch_counts_for_nothing(most, monkeypatch):
-    monkeypatch.setattr(clipping, "MOST_ROWS", most)
+    monkeypatch.setattr(clipping, "LARGEST_BATCH", most)
     x, y = normal(B, 3, seed=3), normal(B, 2, seed=4)
 
     def total(x, kept):

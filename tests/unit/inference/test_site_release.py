@@ -5,6 +5,8 @@ import importlib
 import itertools
 import math
 
+import hypothesis
+import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,8 @@ import pytest
 from fedvi import errors, expfam, models
 from fedvi.expfam import tree
 from fedvi.inference import block_sums, many_visits, solvers, weights
+from fedvi.inference.blocks import length_of
+from fedvi.inference.clipping import MOST_ROWS, predictor_limit
 from fedvi.inference.units import unit_model
 from fedvi.privacy import mechanisms, random, sampling
 from fedvi.privacy.base import Batch, filled
@@ -707,3 +711,40 @@ def test_patients_of_one_row_give_what_records_give():
             found.append({name: np.asarray(part) for name, part in decoded(answer).value.items()})
         for name in found[0]:
             np.testing.assert_allclose(found[0][name], found[1][name], rtol=2e-5, atol=1e-3)
+
+
+@hypothesis.given(st.integers(1, 10**7), st.sampled_from([3, 8, 24]))
+@hypothesis.example(120_000, 3)
+@hypothesis.example(MOST_ROWS, 24)
+@hypothesis.example(55_924, 24)
+def test_whatever_number_of_records_is_declared_their_sum_loses_at_most_5_percent(most, columns):
+    mechanism, size = mechanisms.rounded_gaussian(30.0), columns + columns * (columns + 1) // 2
+    if most > MOST_ROWS:
+        length = length_of(most)
+        blocks = -(-most // length)
+        limit = float_limit(CLIP, length + 8, blocks, most, size, mechanism, double=True)
+    else:
+        rows = length_of(most, most)
+        limit = predictor_limit(rows, size, CLIP, mechanism)
+    assert 0.95 * CLIP <= limit < CLIP
+
+
+@pytest.mark.parametrize("rows", [64, 448, 512, 41_984, 55_872, MOST_ROWS])
+def test_sums_of_a_shard_in_memory_are_clipped_as_the_check_of_a_study_expects(rows, monkeypatch):
+    seen = []
+
+    def limit(*arguments):
+        seen.append(float_limit(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(module, "float_limit", limit)
+    triangle = tuple(np.zeros(6, kind) for kind in (np.int32, np.int32, np.float32))
+    mechanism, batch = mechanisms.rounded_gaussian(30.0), sampling.full(rows)
+
+    def total(x, slope, bend, mask):
+        drawn = Batch(jnp.arange(rows), mask, batch)
+        return module._ghost_sum(x, slope, bend, 1.0, triangle, CLIP, drawn, mechanism).total
+
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 3), (rows,), (rows,))]
+    jax.eval_shape(total, *shapes, jax.ShapeDtypeStruct((rows,), bool))
+    assert seen[0] == predictor_limit(rows, 9, CLIP, mechanism)

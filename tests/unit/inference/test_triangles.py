@@ -132,7 +132,7 @@ def test_sums_are_those_of_gradients_that_are_formed(kind, monkeypatch):
         return flat(clipping.clipped(parts, 1.0, kind, batch, FINE).total)
 
     spared = total()
-    monkeypatch.setattr(clipping, "MOST_ROWS", 0)
+    monkeypatch.setattr(clipping, "LARGEST_BATCH", 0)
     formed = total()
     assert np.abs(formed).max() > 1000
     # What rounding to the grid takes off the clip is not the same.

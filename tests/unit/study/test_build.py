@@ -893,3 +893,83 @@ def test_a_path_in_the_place_of_a_study_is_refused_with_what_reads_it() -> None:
         ) as caught:
             call("study.toml")
         assert "fedvi.load_study(path)" in caught.value.hint
+
+
+def test_sums_of_so_many_numbers_that_rounding_takes_too_much_are_refused_before_a_run() -> None:
+    def many(most: int) -> dict[str, Any]:
+        raw = raw_study(["north"], 100, solver={"kind": "site_release", "noise_multiplier": 30.0})
+        raw["data"]["max_records"] = most
+        return raw
+
+    with pytest.raises(errors.ConfigError) as error:
+        build.assemble(parse_study(many(55_000)))
+    assert "5,150 numbers a message and data.max_records = 55,000" in error.value.message
+    assert "above 65,536" in error.value.hint
+    build.assemble(parse_study(many(65_537)))
+    build.assemble(parse_study(many(5_000)))
+
+
+COUNTED: dict[str, Any] = {
+    "model": {"kind": "poisson", "formula": "n ~ a"},
+    "solver": {"kind": "site_release"},
+    "schedule": {"kind": "synchronous", "rounds": 4},
+    "prior": {"scale": 1.0},
+    "privacy": {"epsilon": 1.0, "delta": 1e-5, "unit": "record", "relation": "substitute"},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "matters"),
+    [
+        (lambda raw: None, True),
+        (lambda raw: raw["model"].update(kind="negative_binomial", dispersion=0.5), True),
+        (lambda raw: raw["solver"].update(clip_norm=2.0), False),
+        (lambda raw: raw["model"].update(kind="linear"), False),
+        (lambda raw: raw["model"].update(formula="a ~ n", kind="linear"), False),
+        (lambda raw: raw.update(solver={"kind": "dp_optimisation", "steps": 3}), False),
+        (
+            lambda raw: raw.update(
+                solver={"kind": "site_release", "noise_multiplier": 0.0},
+                privacy={"protection": "none"},
+            ),
+            False,
+        ),
+    ],
+    ids=["poisson", "negative binomial", "clipped", "linear", "covariate", "descent", "no noise"],
+)
+def test_a_count_s_expected_mean_is_in_the_digest_exactly_where_it_changes_the_solver(
+    change: Callable[[dict[str, Any]], object], matters: bool
+) -> None:
+    def made(**expected: Any) -> build.Assembly:
+        number = {"type": "number", "bounds": [0, 1], "missing": "drop"}
+        raw: dict[str, Any] = json.loads(json.dumps(COUNTED))
+        raw["study"], raw["clients"] = {"name": "counts", "seed": 1}, [{"name": "north"}]
+        count = {"type": "count", "bounds": [0, 50], "missing": "drop", "expected": expected}
+        raw["data"] = {"max_records": 5000, "schema": {"n": count, "a": number}}
+        change(raw)
+        return build.assemble(parse_study(raw))
+
+    def solved(found: build.Assembly) -> tuple[Any, ...]:
+        solver = found.solvers["north"]
+        return solver.clip_norm, solver.survey, getattr(solver.stand, "keywords", None)
+
+    plain, same, other = made(), made(sd=3.0), made(mean=20.0)
+    assert same.study.digest == plain.study.digest
+    assert (repr(solved(other)) != repr(solved(plain))) == matters
+    assert (other.study.digest != plain.study.digest) == matters
+    assert made(mean=20, sd=1.0).study.digest == other.study.digest
+
+
+def test_models_whose_mean_enters_the_digest_are_those_that_know_a_curvature_at_it() -> None:
+    from fedvi import models
+    from fedvi.study.config import _CURVED
+
+    curved = {
+        name
+        for name in ("logistic", "linear", "binomial", "poisson")
+        if getattr(models, name)(["a"]).curvature_at(0.5) is not None
+    }
+    curved |= (
+        {"negative_binomial"} if models.negative_binomial(["a"], 1.0).curvature_at(0.5) else set()
+    )
+    assert curved == _CURVED
