@@ -49,7 +49,7 @@ def network(assembly, posterior, x, y):
 def line(assembly, posterior, x, y):
     """Returns predictive means [n] and log densities [n] in closed form."""
     mean, _ = assembly.family.moments(posterior)
-    noise = assembly.study.model.arguments["noise_scale"]
+    noise = assembly.model.noise_scale
     variance = np.einsum("nd,de,ne->n", x, np.linalg.inv(posterior.J), x) + noise**2
     squares = (y - x @ mean) ** 2 / variance
     return x @ mean, -0.5 * (squares + np.log(2.0 * np.pi * variance))

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -77,6 +77,33 @@ class Design:
         )
 
     @property
+    def constant(self) -> tuple[int, ...]:
+        """The coefficients whose columns add up to 1 in each record; () if there are no such.
+
+        They are the intercept, or without it the coefficients of all levels of a column.
+        """
+        if () in self.coefficients:
+            return (self.coefficients.index(()),)
+        alone = {i: parts[0] for i, parts in enumerate(self.coefficients) if len(parts) == 1}
+        whole = next((part.column for part in alone.values() if part.code == 0), None)
+        return tuple(
+            i for i, part in alone.items() if part.column == whole and part.code is not None
+        )
+
+    def by_bound(self, schema: Schema) -> "Design":
+        """Returns the design with exposures, ``offset(log(NAME))``, in units of their upper bound.
+
+        The constant is then the log rate of the largest exposure, and its prior does not depend on the
+        unit of the file. Without a constant, nothing could make up for that: the design stays as it is.
+        """
+        offset = self.offset
+        if offset is None or not offset.logarithm or not self.constant:
+            return self
+        column = schema[offset.column]
+        assert isinstance(column, Number)
+        return replace(self, offset=replace(offset, bound=column.bounds[1]))
+
+    @property
     def outcome_shape(self) -> tuple[int, ...]:
         """The shape of one record's y."""
         shape = self.response.shape
@@ -90,7 +117,8 @@ class Design:
     def outcome(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
         """Returns y for columns from ``prepare_columns``: float64 [n], or [n, k] for several numbers.
 
-        With an offset, y is (outcome, offset); several outcome numbers come before the offset.
+        With an offset, y is (outcome, offset); several outcome numbers come before the offset. Numbers are
+        scaled as their schema declares, times are in the unit of the file.
         """
         y = self.response.outcome(columns)
         return y if self.offset is None else np.column_stack([y, self.offset.values(columns)])

@@ -78,19 +78,21 @@ class Offset:
       column: name in the schema.
       logarithm: whether the offset is the logarithm of the value.
       scale, center: of the column, to restore the value in the file.
+      bound: the value whose logarithm is 0; 1 in the unit of the file, see ``Design.by_bound``.
     """
 
     column: str
     logarithm: bool
     scale: float
     center: float
+    bound: float = 1.0
 
     def values(self, columns: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float64]:
         """Returns the offset, float64 [n]; 0 where the logarithm does not exist, as in padded rows."""
         value = columns[self.column].astype(np.float64) * self.scale + self.center
         if not self.logarithm:
             return value
-        return np.log(np.where(value > 0.0, value, 1.0))
+        return np.log(np.where(value > 0.0, value / self.bound, 1.0))
 
 
 def parse_response(left: str, text: str, schema: Schema) -> Response:

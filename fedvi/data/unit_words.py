@@ -1,8 +1,8 @@
 """Says what one unit of a prepared number is, in the unit of the file."""
 
-from fedvi.data.schema import Number
+from fedvi.data.schema import Number, Schema
 
-__all__ = ["step_of", "unit_of"]
+__all__ = ["counted", "step_of", "unit_of"]
 
 
 def unit_of(column: Number) -> str:
@@ -20,7 +20,18 @@ def unit_of(column: Number) -> str:
 
 def step_of(column: Number) -> str:
     """Returns what 1 of the prepared column is, with its unit: "10 years", "1 year", or "41"."""
-    unit, few = column.unit, column.scale == 1
-    if few and unit.endswith("s") and len(unit) > 3 and unit[-2] not in "sui":
-        unit = unit[:-1]
+    unit = _one(column.unit) if column.scale == 1 else column.unit
     return f"{column.scale:.12g} {unit}".strip()
+
+
+def counted(schema: Schema, name: str, many: bool = False) -> str:
+    """Returns what the file counts a column in, one or many: "year", "years", or "unit of NAME"."""
+    column = schema.get(name)
+    unit = column.unit if isinstance(column, Number) else ""
+    if not unit:
+        return f"{'units' if many else 'unit'} of {name}"
+    return unit if many else _one(unit)
+
+
+def _one(unit: str) -> str:
+    return unit[:-1] if unit.endswith("s") and len(unit) > 3 and unit[-2] not in "sui" else unit

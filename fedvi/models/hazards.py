@@ -18,19 +18,22 @@ def survival(
     names: Sequence[str],
     cuts: Sequence[Scale],
     prior_scale: Scale | Sequence[Scale] = 2.5,
-    intercept_scale: Scale = 10.0,
+    intercept_scale: Scale = 5.0,
     follow_up: Scale | None = None,
 ) -> GeneralisedLinearModel:
     """Makes piecewise exponential survival: the hazard is exp(aⱼ + xᵀβ) in the j-th interval of time.
 
     θ = (a₁, …, a_K, β). exp(β_d) is a hazard ratio, proportional over time as in a Cox model, and
-    exp(aⱼ) the hazard, per unit of time, where all covariates are 0. A subject is ONE record
-    ``{"x": [D], "y": (time, event)}``, so a private solver clips all of its intervals together:
+    exp(aⱼ) the hazard, per ``follow_up``, where all covariates are 0: how many events a subject would have
+    over the whole follow-up if it could have several. So θ is the same whatever times are counted in, if
+    times, cuts and ``follow_up`` are in one unit; per unit of time the log hazard is aⱼ − log(follow_up).
+    A subject is ONE record ``{"x": [D], "y": (time, event)}``, so a private solver clips all of its
+    intervals together:
 
-        log p = Σⱼ dⱼ (aⱼ + xᵀβ) − eⱼ exp(aⱼ + xᵀβ),
+        log p = Σⱼ dⱼ (aⱼ + xᵀβ − log F) − eⱼ exp(aⱼ + xᵀβ) / F,
 
-    where dⱼ = 1 if the event happened in interval j, and eⱼ is the time at risk there. Unlike a Cox partial
-    likelihood it is a sum over subjects, and so over sites.
+    where dⱼ = 1 if the event happened in interval j, eⱼ is the time at risk there, and F is ``follow_up``.
+    Unlike a Cox partial likelihood it is a sum over subjects, and so over sites.
 
     Args:
       names: the D covariates, without an intercept, which the baseline replaces. In a formula:
@@ -38,10 +41,11 @@ def survival(
       cuts: the times at which the baseline hazard may jump, increasing, in the unit of time; public. With
         an empty list the hazard is constant. An interval without events takes its hazard from the prior.
       prior_scale: prior standard deviation of every coefficient, or one for each.
-      intercept_scale: prior standard deviation of each log hazard of the baseline, around 0. It is wide,
-        because the log hazard depends on the unit: one event in 20 years, in days, is −8.9.
+      intercept_scale: prior standard deviation of each log hazard of the baseline, around 0, which is one
+        event in the whole follow-up: 5 allows one in 20,000 follow-ups, and 20,000 in one.
       follow_up: the latest time, if it is public; a study takes it from the bounds of its time. Weights
-        before clipping (``site_release``) need not expect later times.
+        before clipping (``site_release``) need not expect later times. Left out, hazards are per unit of
+        time, as with a follow-up of 1 whose end nobody knows.
 
     Raises:
       ModelError: a repeated name, a scale that is not a positive number, or cuts that do not increase.
@@ -59,7 +63,7 @@ def survival(
     return GeneralisedLinearModel(
         checked_names([*intervals.names, *covariates]),
         (*baseline, *prior_scales(covariates, prior_scale, None)),
-        Events(),
+        Events(intervals.per),
         intervals,
     )
 

@@ -11,7 +11,6 @@ from fedvi.client.policy import Request
 from fedvi.expfam import tree
 from fedvi.federation import damping
 from fedvi.federation.progress import Patience, Schedule
-from fedvi.models.capabilities import HasOutcome
 from fedvi.privacy import accountants, events, ledger, masks, top_up
 from fedvi.privacy.accountants import Accountant
 from fedvi.privacy.base import Mechanism, Sampler
@@ -24,6 +23,7 @@ from fedvi.study import modelling, noising, priors, site_effects
 from fedvi.study.config import Study
 from fedvi.study.implausible import implausible
 from fedvi.study.rare_references import rare_references
+from fedvi.study.spec import coefficients
 from fedvi.study.spec import shared_parts as parts
 from fedvi.study.spec.shared_parts import PRIOR
 from fedvi.typing import Eta
@@ -98,12 +98,8 @@ class Assembly:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """The units of θ's coordinates, such as "per 10 from 50"; empty where nothing was scaled."""
-        names, design = self.model.names, self.design
-        # The coordinates of a NumPyro model are not the columns of its formula.
-        if design is None or not isinstance(self.model, HasOutcome):
-            return ("",) * len(names)
-        return design.units_of(names)
+        """The units in which θ's coordinates are told, see ``fedvi.study.spec.coefficients``."""
+        return coefficients.units_of(self.study, self.model.names)
 
     @functools.cached_property
     def digests(self) -> tuple[str, str]:

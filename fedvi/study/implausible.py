@@ -3,9 +3,11 @@
 import math
 from collections.abc import Iterator
 
+from fedvi.data.unit_words import counted
 from fedvi.privacy.statement import DELTA_TOO_LARGE, FEW_RECORDS
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
+from fedvi.study.spec.coefficients import design_of, outcome_scales
 
 __all__ = ["few_records", "implausible"]
 
@@ -15,6 +17,8 @@ _MANY = 1000
 _WIDE = 10.0
 # A clip norm this many times the typical norm never clips, and its noise dominates.
 _TIMES = 100.0
+# A known noise outside of these parts of the scaled outcome is probably in another unit.
+_LEAST_NOISE, _MOST_NOISE = 0.02, 5.0
 
 
 def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
@@ -44,6 +48,7 @@ def implausible(study: Study, typical_norm: float | None) -> Iterator[str]:
             "hides the records, intervals become as wide. 2.5 leaves nearly all to the records, and 0.5 to "
             "1 suit a unit that is a step which matters"
         )
+    yield from _of_noise(study)
     clip = study.solver.arguments.get("clip_norm")
     limit = _TIMES * max(1.0, typical_norm or 1.0)
     if study.privacy.private and isinstance(clip, int | float) and clip > limit:
@@ -62,6 +67,24 @@ def few_records(most: int, unit: str) -> str:
         f"data.max_records is {most}: no site may use more than its first {most} {unit}s, and the noise "
         "hides what so few say. Declare the largest number that any site may hold, such as 5000"
     )
+
+
+def _of_noise(study: Study) -> Iterator[str]:
+    """Compares a known noise, which is in the unit of the file, with the scale of its outcome."""
+    given, of = study.model.arguments.get("noise_scale"), regressions.of(study)
+    if given is None or study.formula is None or study.is_outside("model") or of is None:
+        return
+    schema, design = design_of(study)
+    scales = outcome_scales(design, schema)
+    noises = given if isinstance(given, list) else [given] * len(scales)
+    for name, noise, scale in zip(design.response.columns, noises, scales, strict=False):
+        if not _LEAST_NOISE <= noise / scale <= _MOST_NOISE:
+            unit = counted(schema, name, many=True)
+            yield (
+                f"model.noise_scale is {noise:g}: it is the sd of a record around its mean, in {unit}, and "
+                f"1 of the scaled {name} is {scale:g} of them. Is it in another unit? If it is from "
+                f"a version that took it of the scaled outcome, write {noise * scale:.4g}"
+            )
 
 
 def _of_delta(study: Study) -> Iterator[str]:

@@ -11,6 +11,7 @@ import numpy as np
 from fedvi import data, errors, models
 from fedvi.data.expected import parse_expected
 from fedvi.data.schema import Binary, Number, indicator_name
+from fedvi.data.written import is_number
 from fedvi.inference import solvers as solver_kinds
 from fedvi.models.base import Model
 from fedvi.models.glm import regression
@@ -20,6 +21,7 @@ from fedvi.study import factories, site_effects
 from fedvi.study.config import Study
 from fedvi.study.sections import KindSection
 from fedvi.study.spec import conjugates, regressions
+from fedvi.study.spec.coefficients import outcome_scales
 from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = [
@@ -40,6 +42,8 @@ __all__ = [
 _WITHIN_BOUNDS = 0.35
 # More products of columns would take a server minutes; using only some of them is valid.
 _MOST_PRODUCTS = 1500
+# The models whose `noise_scale` a study states in the unit of the file.
+_LINEAR = ("linear", "multivariate_linear")
 
 
 def schema_of(study: Study) -> Any:
@@ -136,7 +140,7 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
     effects = site_effects.wanted(study)
     for key in () if effects is None else site_effects.KEYS:
         del arguments[key]
-    design = None if text is None else data.parse_formula(text, schema)
+    design = None if text is None else regressions.design(study, schema)
     if design is not None:
         regressions.check_response(study.model.kind, design, study.parts)
     if study.model.kind in models.__all__ and study.model.kind not in models.NAMED:
@@ -144,6 +148,9 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
             f"model.kind is {study.model.kind!r}",
             "name your function, which is a plug-in: docs/add/plug-in.md",
         )
+    if design is not None and study.model.kind in _LINEAR and "noise_scale" in arguments:
+        scales = outcome_scales(design, schema)
+        arguments["noise_scale"] = _in_model_units(arguments["noise_scale"], scales)
     section = KindSection(kind=study.model.kind, **arguments)
     factory = factories.find("model", study.model.kind, models, parts=study.parts)
     if regressions.is_function(study):
@@ -197,6 +204,18 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
     else:
         made = factories.call("model", section, factory, supplied)
     return design, made if effects is None else _with_effects(made, effects)
+
+
+def _in_model_units(given: Any, scales: tuple[float, ...]) -> Any:
+    """Divides a noise in the unit of the file, one for all outcomes or one for each, by their scales.
+
+    What is no such number is returned as it is, so that the model refuses it in the study's own words.
+    """
+    noises = given if isinstance(given, list) else [given] * len(scales)
+    if len(noises) != len(scales) or not all(map(is_number, noises)):
+        return given
+    found = [noise / scale for noise, scale in zip(noises, scales, strict=True)]
+    return found if len(found) > 1 else found[0]
 
 
 def _with_effects(model: Model, effects: site_effects.Wanted) -> Model:

@@ -1,5 +1,6 @@
 """Reads a study's effects that differ by site, and reports them; needs no JAX."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ from fedvi import errors
 from fedvi.data.written import is_number
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
+from fedvi.study.spec.coefficients import in_file_units, outcome_unit
 from fedvi.typing import INTERCEPT, LOG_SCALE
 
 __all__ = ["KEYS", "Wanted", "in_words", "remark", "wanted", "warnings"]
@@ -97,12 +99,15 @@ def remark(study: Study, rows: Sequence[Mapping[str, Any]]) -> str:
     )
     if ratio:
         said += f": {ratio} ratios compare records of one site, not of the sites mixed"
+    counted = f" {outcome_unit(study)}".rstrip()
     learnt = [row for row in rows if row["name"].startswith(LOG_SCALE)]
     if not found.learnt:
         scales = found.scale if isinstance(found.scale, list) else [found.scale]
-        return f"{said}. Sites differ by τ = {', '.join(f'{value:g}' for value in scales)} (sd, declared)"
+        unit = math.exp(in_file_units(study, (LOG_SCALE,)).shift[0])
+        spans = [f"{value * unit:g}{counted}" for value in scales]
+        return f"{said}. Sites differ by τ = {', '.join(spans)} (sd, declared)"
     spans = [
-        f"{row['scale']:.3g} ({row['scale_lower']:.2g} to {row['scale_upper']:.3g}) for "
+        f"{row['scale']:.3g} ({row['scale_lower']:.2g} to {row['scale_upper']:.3g}){counted} for "
         + row["name"].removeprefix(LOG_SCALE)
         for row in learnt
     ]

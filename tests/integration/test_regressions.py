@@ -20,14 +20,14 @@ from fedvi.updates.base import Shard, Task
 from tests.studies import raw_study, run_study, split
 
 SITES = ["c0", "c1", "c2"]
-CUT, PRIOR_SCALE, DISPERSION = 2.0, 2.0, 0.5
+CUT, END, PRIOR_SCALE, DISPERSION = 2.0, 4.0, 2.0, 0.5
 NUMBER = {"type": "number", "bounds": [-100, 100], "center": 0, "scale": 1}
 SCHEMA = {
     "count": {"type": "count", "bounds": [0, 1000]},
     "others": {"type": "count", "bounds": [0, 1000]},
     "more": {"type": "count", "bounds": [0, 1000]},
     "years": {"type": "number", "bounds": [0.01, 100]},
-    "time": {"type": "number", "bounds": [1e-6, 1e6]},
+    "time": {"type": "number", "bounds": [1e-6, END]},
     "event": {"type": "binary"},
     "stage": {"type": "level", "levels": ["low", "middle", "high"]},
     "a": NUMBER,
@@ -70,9 +70,8 @@ def simulated(count: int = 150) -> dict[str, Any]:
         "overdispersed": generator.negative_binomial(
             1 / DISPERSION, 1 / (1 + DISPERSION * mean)
         ).astype(float),
-        # Censored at 4.
-        "time": np.minimum(time, 4.0),
-        "event": (time < 4.0).astype(float),
+        "time": np.minimum(time, END),
+        "event": (time < END).astype(float),
         "stage": (logits + gumbel).argmax(axis=1).astype(float),
     }
 
@@ -112,7 +111,7 @@ def binomial_likelihood(theta: np.ndarray) -> np.ndarray:
 
 def survival_likelihood(theta: np.ndarray) -> np.ndarray:
     time, event, x = DATA["time"], DATA["event"], DATA["x"]
-    early = time <= CUT
+    theta, early = theta - np.log([END, END, 1.0]), time <= CUT  # hazards are per follow-up
     at_risk = np.where(
         early,
         np.exp(theta[:, :1]) * time,

@@ -26,7 +26,8 @@ class Accepted(NamedTuple):
       trials: whether its two columns count the events and non-events of trials.
       words: a description for a prompt; left out, ``needed``.
       left: how a formula writes its columns.
-      settings: keys of ``[model]`` besides the formula → (value, why), for a draft.
+      settings: keys of ``[model]`` besides the formula → (value, why), for a draft. A ``noise_scale`` is
+        in units of the scaled outcome here, and in those of the file in a draft.
       conjugate: whether its likelihood is Gaussian in θ, so that one visit of a client is exact.
       single: whether a record has one linear predictor.
       latents: whether it is Gaussian in θ given Pólya-Gamma latents, so that `vips` can fit it.
@@ -81,7 +82,7 @@ ACCEPTED: Mapping[str, Accepted] = {
         "a number",
         ("number",),
         settings={
-            "noise_scale": (0.5, "known sd of a record around its mean, response scaled as below")
+            "noise_scale": (0.5, "known sd of a record around its mean, in the response's unit")
         },
         conjugate=True,
     ),
@@ -120,7 +121,7 @@ ACCEPTED: Mapping[str, Accepted] = {
         settings={
             "noise_scale": (
                 0.5,
-                "known sd around the means, responses scaled as below; or one each",
+                "known sd around the means, in the responses' units; one for all, or one each",
             )
         },
         conjugate=True,

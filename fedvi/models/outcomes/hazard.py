@@ -28,18 +28,22 @@ _LARGEST_HAZARD = 3.0
 
 @dataclasses.dataclass(frozen=True)
 class Events:
-    """y is (events d, time at risk e) with the hazard eᵃ: log p = d a − e eᵃ.
+    """y is (events d, time at risk e, in units of F) with the hazard eᵃ: log p = d (a − log F) − e eᵃ.
 
-    This is the density of the times. A Poisson count d of mean e eᵃ has the same likelihood up to
-    d log e − log d!, which does not depend on a (the "Poisson trick").
+    This is the density of the times in their own unit. A Poisson count d of mean e eᵃ has the same
+    likelihood up to terms that do not depend on a (the "Poisson trick").
+
+    Args:
+      per: F, how many units of time hazards are per.
     """
 
+    per: float = 1.0
     conjugate: ClassVar[bool] = False
     # A subject's Fisher information is its probability of an event: two in five.
     typical_curvature: ClassVar[float] = 0.4
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
-        """Returns d a − e eᵃ."""
+        """Returns d (a − log F) − e eᵃ."""
         return self.derivatives(linear_predictor, y)[0]
 
     def derivatives(self, linear_predictor: Predictor, y: Observed) -> Derivatives:
@@ -48,7 +52,8 @@ class Events:
         y = jnp.asarray(y).astype(a.dtype)
         events, exposure = y[..., 0], y[..., 1]
         value, slope, curvature = rate(a)
-        return events * a - exposure * value, events - exposure * slope, -exposure * curvature
+        log_density = events * (a - math.log(self.per)) - exposure * value
+        return log_density, events - exposure * slope, -exposure * curvature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,13 +62,19 @@ class Intervals:
 
     Args:
       cuts: c₁, c₂, ….
-      end: the latest time under observation, if it is public.
+      end: the latest time under observation, if it is public. Hazards are per ``end``; per unit of time if
+        it is not.
     """
 
     cuts: tuple[float, ...]
     end: float = math.inf
     accepts: ClassVar[Accepted] = ACCEPTED["survival"]
     measured: ClassVar[str] = "other"
+
+    @property
+    def per(self) -> float:
+        """How many units of time hazards are per."""
+        return self.end if math.isfinite(self.end) else 1.0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,7 +86,7 @@ class Intervals:
     def rows(
         self, x: Float[Array, " c"], y: Float[Array, "2"]
     ) -> tuple[Float[Array, "k d"], Float[Array, "k 2"]]:
-        """Returns (indicator of the interval, x) and (event, time at risk) for each interval.
+        """Returns (indicator of the interval, x) and (event, time at risk ÷ ``per``) for each interval.
 
         Args:
           x: the covariates, without an intercept.
@@ -90,7 +101,7 @@ class Intervals:
         # rounding may have moved it past the end.
         slack = 1.0 + (1e-9 if y.dtype == jnp.float64 else 1e-6)
         here = (time > lower * slack) & (time <= upper * slack)
-        outcomes = jnp.stack([event * here.astype(y.dtype), exposure], axis=-1)
+        outcomes = jnp.stack([event * here.astype(y.dtype), exposure / self.per], axis=-1)
         intervals = len(self.cuts) + 1
         covariates = jnp.broadcast_to(x[None, :], (intervals, x.shape[0]))
         return jnp.concatenate([jnp.eye(intervals, dtype=x.dtype), covariates], axis=1), outcomes
@@ -99,7 +110,7 @@ class Intervals:
         """Returns an event at once, and none until a cumulative hazard of 3 or the end of follow-up."""
         intervals = len(self.cuts) + 1
         ends = jnp.minimum(jnp.asarray([0.0, *self.cuts, math.inf], x.dtype), self.end)
-        hazard = rate(theta[:intervals] + theta[intervals:] @ x)[0]
+        hazard = rate(theta[:intervals] + theta[intervals:] @ x)[0] / self.per
         lengths = jnp.diff(ends)
         before = jnp.concatenate([jnp.zeros(1, x.dtype), jnp.cumsum(hazard[:-1] * lengths[:-1])])
         left = jnp.maximum(_LARGEST_HAZARD - before, 0.0)
@@ -119,7 +130,7 @@ class Intervals:
         intervals, most = len(self.cuts) + 1, MOST_EXPONENT
         ends = np.array([0.0, *self.cuts, math.inf])
         times = np.array(self._times(columns))
-        exposure = np.clip(times[:, None], ends[:-1], ends[1:]) - ends[:-1]
+        exposure = (np.clip(times[:, None], ends[:-1], ends[1:]) - ends[:-1]) / self.per
         along = theta[:, intervals:] @ x.T
         baseline = np.exp(np.clip(theta[:, :intervals], -most, most)) @ exposure.T
         hazard = baseline[:, None, :] * np.exp(np.clip(along, -most, most))[:, :, None]
@@ -136,7 +147,7 @@ class Intervals:
         target = random.exponential(size=len(x)) * np.exp(
             -np.clip(x @ theta[intervals:], -most, most)
         )
-        hazards = np.exp(np.clip(theta[:intervals], -most, most))
+        hazards = np.exp(np.clip(theta[:intervals], -most, most)) / self.per
         ends = [0.0, *self.cuts, math.inf]
         time = np.full(len(x), math.inf)
         passed = np.zeros(len(x))

@@ -1,12 +1,17 @@
-"""Lists the posterior by coordinate, as plain values for tables and JSON; needs no JAX."""
+"""Lists the posterior by coordinate, as plain values for tables and JSON; needs no JAX.
+
+What is fitted does not depend on the unit of the file, and what is told is in it: see ``in_file_units``.
+"""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvi.data.formula import Design, Part, parse_formula
+import numpy as np
+
+from fedvi.data.formula import Design, Part
 from fedvi.data.schema import Binary, Level, Number, Schema, parse_schema
-from fedvi.data.unit_words import step_of
+from fedvi.data.unit_words import counted, step_of
 from fedvi.report.contents import UNRECORDED, Z95
 from fedvi.report.labels import level_label
 from fedvi.study.config import Study
@@ -16,18 +21,44 @@ from fedvi.typing import LOG_SCALE, Eta
 __all__ = [
     "MOST",
     "Reading",
+    "Told",
     "coefficients",
     "comparisons",
     "design_of",
+    "in_file_units",
     "of_moments",
+    "outcome_scales",
+    "outcome_unit",
     "outcome_words",
+    "prior_words",
     "readings",
+    "units_of",
 ]
 
 MOST = 10_000
 """The most coordinates that are listed; a posterior's file has all of them in its arrays."""
 
 _BASELINE = "baseline ("
+
+
+class Told(NamedTuple):
+    """A map from θ to what is told, in the units of the file: shift + factor · θ, by coordinate.
+
+    Attributes:
+      shift, factor: float64 [D].
+    """
+
+    shift: np.ndarray
+    factor: np.ndarray
+
+    def moments(self, mean: Any, sd: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Returns mean and sd as they are told, of the first coordinates of θ, [M] each."""
+        shift, factor = self.shift[: len(mean)], self.factor[: len(mean)]
+        return shift + factor * mean, factor * sd
+
+    def draws(self, theta: np.ndarray) -> np.ndarray:
+        """Returns draws of the first coordinates of θ, [S, M], as they are told."""
+        return self.shift[: theta.shape[1]] + self.factor[: theta.shape[1]] * theta
 
 
 class Reading(NamedTuple):
@@ -53,6 +84,8 @@ def coefficients(
 ) -> list[dict[str, Any]]:
     """Lists the posterior of the first ``MOST`` coordinates of θ: mean, sd, 95 % interval, ratio, pooled.
 
+    All are in the units of the file, see ``in_file_units``.
+
     Args:
       family: of q.
       posterior: η of a proper q.
@@ -68,6 +101,151 @@ def coefficients(
     return of_moments(mean, sd, names, units, study, beside)
 
 
+def in_file_units(study: Study, names: Sequence[str]) -> Told:
+    """Returns how coordinates of θ are told in the units of the file; needs no data.
+
+    - A linear model is fitted to (y − center) / scale: all is told times scale, the constant plus center,
+      and the log of how far sites differ plus log scale.
+    - Log hazards are fitted per follow-up, and told per unit of time: less log follow-up.
+    - The constant beside an exposure is fitted per largest exposure, and told per unit of it, likewise.
+
+    Everything else is told as it is. So is all of a NumPyro function, whose y is as the formula makes it,
+    and whose θ has a meaning that only its author knows.
+
+    Args:
+      study: its formula and schema define the map.
+      names: of the coordinates of θ.
+
+    Raises:
+      ConfigError: the formula or the schema is invalid.
+    """
+    shift, factor = np.zeros(len(names)), np.ones(len(names))
+    if study.formula is None or regressions.is_function(study):
+        return Told(shift, factor)
+    schema, design = design_of(study)
+    constant = {design.names[index] for index in design.constant}
+    start = -math.log(design.offset.bound) if design.offset is not None else 0.0
+    latest = design.response.latest
+    for index, (name, column) in enumerate(
+        zip(names, _outcomes(study, design, names), strict=True)
+    ):
+        center, scale = _scaled(column, schema)
+        if name.startswith(LOG_SCALE):
+            shift[index] = math.log(scale)
+        elif name.startswith(_BASELINE) and latest is not None:
+            shift[index] = -math.log(latest)
+        else:
+            factor[index] = scale
+            if _of_outcome(name, design)[1] in constant:
+                shift[index] = center + scale * start
+    return Told(shift, factor)
+
+
+def units_of(study: Study, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the unit in which each coordinate of θ is told, such as "mmHg per 10 years from 50".
+
+    It is empty where nothing was scaled and the study names no unit. Needs no data.
+
+    Raises:
+      ConfigError: the formula or the schema is invalid.
+    """
+    if study.formula is None or regressions.is_function(study):
+        return ("",) * len(names)
+    schema, design = design_of(study)
+    constant = {design.names[index] for index in design.constant}
+    found, exposure = [], design.offset
+    for name, words, column in zip(
+        names, design.units_of(names), _outcomes(study, design, names), strict=True
+    ):
+        if name.startswith(_BASELINE) and design.response.latest is not None:
+            words = f"per {counted(schema, design.response.columns[0])}"
+        elif (
+            exposure is not None and exposure.logarithm and _of_outcome(name, design)[1] in constant
+        ):
+            words = f"per {counted(schema, exposure.column)}"
+        if column and _is_in_units(schema[column]):
+            before = counted(schema, column, many=True)
+            center = _scaled(column, schema)[0]
+            # Without a constant, the center is what a record has whose columns are all 0.
+            if center and not constant and not name.startswith(LOG_SCALE):
+                before += f" from {center:.12g}"
+            words = f"{before} {words}".strip()
+        found.append(words)
+    return tuple(found)
+
+
+def outcome_unit(study: Study) -> str:
+    """Returns the unit of differences in a linear model's outcome, such as "mmHg".
+
+    It is empty if there is none, or there are several outcomes.
+
+    Raises:
+      ConfigError: the formula or the schema is invalid.
+    """
+    if study.formula is None or len(design_of(study)[1].response.columns) > 1:
+        return ""
+    return units_of(study, (LOG_SCALE,))[0]
+
+
+def outcome_scales(design: Design, schema: Schema) -> tuple[float, ...]:
+    """Returns how many of the file's units 1 in a linear model is, for each outcome."""
+    return tuple(_scaled(name, schema)[1] for name in design.response.columns)
+
+
+def prior_words(study: Study) -> str:
+    """Returns the prior's sd of a coefficient, for one unit of its column, in the unit of the outcome.
+
+    Of several linear outcomes there is one for each. Without a prior in the study it is empty.
+
+    Raises:
+      ConfigError: the formula or the schema is invalid.
+    """
+    if study.prior is None:
+        return ""
+    scale, of = study.prior.scale, regressions.of(study)
+    if study.formula is None or of is None or not of.conjugate:
+        return f"{scale:g}"
+    schema, design = design_of(study)
+    found = [
+        f"{scale * unit:.4g} {counted(schema, name, many=True)}"
+        if _is_in_units(schema[name])
+        else f"{scale:g}"
+        for name, unit in zip(design.response.columns, outcome_scales(design, schema), strict=True)
+    ]
+    return ", ".join(dict.fromkeys(found))
+
+
+def _outcomes(study: Study, design: Design, names: Sequence[str]) -> list[str]:
+    """Returns the column in whose unit each coordinate is told: an outcome of a linear model, or ""."""
+    of = regressions.of(study)
+    if of is None or not of.conjugate:
+        return [""] * len(names)
+    return [_of_outcome(name, design)[0] for name in names]
+
+
+def _of_outcome(name: str, design: Design) -> tuple[str, str]:
+    """Returns the outcome and the coefficient of a name, such as "sbp: age" of several outcomes."""
+    columns = design.response.columns
+    if len(columns) > 1:
+        for column in columns:
+            if name.startswith(f"{column}: ") and name[len(column) + 2 :] in design.names:
+                return column, name[len(column) + 2 :]
+    return columns[0], name
+
+
+def _scaled(name: str, schema: Schema) -> tuple[float, float]:
+    """Returns center and scale of a number; 0 and 1 of any other column, and of none."""
+    column = schema.get(name)
+    return (column.center, column.scale) if isinstance(column, Number) else (0.0, 1.0)
+
+
+def _is_in_units(column: Any) -> bool:
+    """Whether a number has a unit to tell: it was scaled, or the study names its unit."""
+    return isinstance(column, Number) and bool(
+        column.unit or column.scale != 1.0 or column.center != 0.0
+    )
+
+
 def of_moments(
     mean: Any,
     sd: Any,
@@ -76,17 +254,19 @@ def of_moments(
     study: Study,
     beside: tuple[Any, Any] | None = None,
 ) -> list[dict[str, Any]]:
-    """Does the same as ``coefficients``, from mean and sd of each coordinate, as stored in a file.
+    """Does the same as ``coefficients``, from mean and sd of each coordinate of θ, as stored in a file.
 
     Args:
       mean, sd: arrays by coordinate of θ.
       names, units, study: see ``coefficients``.
       beside: mean and sd of another fit, to show beside it.
     """
-    ratio = regressions.ratio(study)
-    read = readings(study, names[:MOST])
+    ratio, names, units = regressions.ratio(study), names[:MOST], units[:MOST]
+    read, known = readings(study, names), in_file_units(study, names)
+    mean, sd = known.moments(mean[:MOST], sd[:MOST])
+    beside = beside and known.moments(beside[0][:MOST], beside[1][:MOST])
     rows = []
-    for index, (name, unit) in enumerate(zip(names[:MOST], units[:MOST], strict=True)):
+    for index, (name, unit) in enumerate(zip(names, units, strict=True)):
         low, high = mean[index] - Z95 * sd[index], mean[index] + Z95 * sd[index]
         row = {
             "name": name,
@@ -124,7 +304,7 @@ def design_of(study: Study) -> tuple[Schema, Design]:
       ConfigError: the formula or the schema is invalid.
     """
     schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
-    return schema, parse_formula(str(study.formula), schema)
+    return schema, regressions.design(study, schema)
 
 
 def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
@@ -146,7 +326,7 @@ def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:
         return (Reading(),) * len(names)
     schema, design = design_of(study)
     known = dict(zip(design.names, _of_design(design, schema), strict=True))
-    return tuple(_reading(name, known, design.response.columns[0]) for name in names)
+    return tuple(_reading(name, known, design.response.columns[0], schema) for name in names)
 
 
 def comparisons(study: Study, names: Sequence[str]) -> tuple[str, ...]:
@@ -215,9 +395,9 @@ def _within(name: str, known: Mapping[str, Any]) -> str:
     return name
 
 
-def _reading(name: str, known: dict[str, Reading], outcome: str) -> Reading:
+def _reading(name: str, known: dict[str, Reading], outcome: str, schema: Schema) -> Reading:
     if name.startswith(_BASELINE):
-        return Reading(False, f"the log of the hazard per unit of {outcome}")
+        return Reading(False, f"the log of the hazard per {counted(schema, outcome)}")
     if name.startswith(LOG_SCALE):
         return Reading(False, "the log of how far sites differ")
     return known.get(_within(name, known), Reading())

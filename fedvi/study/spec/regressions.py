@@ -4,12 +4,13 @@ Needs no JAX, so that a server can name a ratio too.
 """
 
 from fedvi import errors, plugins
-from fedvi.data.formula import Design
+from fedvi.data.formula import Design, parse_formula
+from fedvi.data.schema import Schema
 from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 from fedvi.study import kinds
 from fedvi.study.config import Study
 
-__all__ = ["accepted", "check_response", "is_function", "of", "ratio"]
+__all__ = ["accepted", "check_response", "design", "is_function", "of", "ratio"]
 
 _WORDS = {
     "binary": "binary",
@@ -48,6 +49,16 @@ def is_function(study: Study) -> bool:
     if not study.is_outside("model"):
         return kind in kinds.FUNCTIONS
     return study.parts.knows("model", kind) and of(study) is None
+
+
+def design(study: Study, schema: Schema) -> Design:
+    """Reads the formula of a study. Exposures are in units of their bound, but for a NumPyro function.
+
+    Raises:
+      ConfigError: the formula is invalid.
+    """
+    found = parse_formula(str(study.formula), schema)
+    return found if is_function(study) else found.by_bound(schema)
 
 
 def ratio(study: Study) -> str:

@@ -184,7 +184,7 @@ RESPONSES = {
     ),
     "poisson": (poisson(["a"]).response, [0.0, 3.0, 1e4]),
     "negative binomial": (negative_binomial(["a"], 0.4).response, [0.0, 3.0, 1e4]),
-    "events": (Events(), [[0.0, 2.0], [1.0, 0.5], [0.0, 0.0]]),
+    "events": (Events(3.0), [[0.0, 2.0], [1.0, 0.5], [0.0, 0.0]]),
     "offset": (poisson(["a"], offset=True).response, [[0.0, -2.0], [5.0, 3.0], [0.0, 0.0]]),
 }
 
@@ -314,8 +314,31 @@ def test_each_is_a_model_of_its_names_with_a_gaussian_prior_and_answers_in_the_d
     assert hash(model) == hash(model)
 
 
+def test_hazards_per_follow_up_do_not_depend_on_the_unit_of_time():
+    per = 365.25
+    days = survival(["age", "dose"], CUTS, follow_up=1000.0)
+    years = survival(["age", "dose"], [cut / per for cut in CUTS], follow_up=1000.0 / per)
+    theta = HAZARD_THETA + np.array([6.0, 6.0, 6.0, 0.0, 0.0])
+    subjects = [np.stack([time, DIED], axis=1) for time in (TIMES, TIMES / per)]
+    found, other = (
+        np.asarray(per_record(model, theta, X[:, :2], y))
+        for model, y in zip((days, years), subjects, strict=True)
+    )
+    # A density of times in days is one in years, divided by the days in a year. rtol: float64 algebra.
+    np.testing.assert_allclose(found, other - DIED * np.log(per), rtol=1e-12)
+    # Without a follow-up hazards are per unit of time.
+    each = theta - np.array([*[np.log(1000.0)] * 3, 0.0, 0.0])
+    np.testing.assert_allclose(found, per_record(HAZARD, each, X[:, :2], subjects[0]), rtol=1e-12)
+    with jax.enable_x64(True):
+        record = {"x": jnp.asarray(X[0, :2]), "y": jnp.zeros(2)}
+        ends = [
+            np.asarray(each.plausible(jnp.asarray(theta), record)["y"]) for each in (days, years)
+        ]
+    np.testing.assert_allclose(ends[0][:, 0], ends[1][:, 0] * per, rtol=1e-12)
+
+
 def test_the_prior_of_the_baseline_is_wider_than_that_of_hazard_ratios():
-    assert HAZARD.prior_scales == (10.0, 10.0, 10.0, 1.0, 3.0)
+    assert HAZARD.prior_scales == (5.0, 5.0, 5.0, 1.0, 3.0)
     assert survival([], [1.5], intercept_scale=3).names == (
         "baseline (0, 1.5]",
         "baseline (1.5, ∞)",

@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from fedvi.study.config import Study, parse_study
-from fedvi.study.spec.coefficients import Reading, of_moments, readings
+from fedvi.study.spec.coefficients import (
+    Reading,
+    in_file_units,
+    of_moments,
+    outcome_unit,
+    prior_words,
+    readings,
+    units_of,
+)
 from tests.studies import raw_study
 
 SCHEMA = {
@@ -115,3 +123,70 @@ def test_rates_and_hazards_are_read_alike(formula: str, kind: str, ratio: str) -
 def test_a_linear_model_has_neither_ratio_nor_note() -> None:
     (row,) = of_moments([1.0], [1.0], ["bs(b)[1]"], [""], study(f"a ~ {BS}", "linear"))
     assert set(row) == {"name", "unit", "mean", "sd", "lower", "upper"}
+
+
+@pytest.mark.parametrize(
+    ("formula", "names", "shift", "factor", "units"),
+    [
+        ("a ~ b", ("(Intercept)", "b"), (50.0, 0.0), (10.0, 10.0), ("units of a",) * 2),
+        ("a ~ 0 + k + b", ("k[none]", "b"), (50.0, 0.0), (10.0, 10.0), ("units of a",) * 2),
+        ("a ~ 0 + b", ("b",), (0.0,), (10.0,), ("units of a from 50",)),
+        ("a ~ b", ("log τ: b",), (np.log(10.0),), (1.0,), ("units of a",)),
+        ("n ~ b", ("(Intercept)", "b"), (0.0, 0.0), (1.0, 1.0), ("", "")),
+    ],
+)
+def test_a_linear_outcome_is_told_in_the_unit_of_the_file(
+    formula: str, names: tuple[str, ...], shift: Any, factor: Any, units: Any
+) -> None:
+    """``b`` is scaled too, so that its unit stands beside that of the outcome."""
+    described = study(formula, "linear")
+    told = in_file_units(described, names)
+    np.testing.assert_allclose(told.shift, shift)
+    np.testing.assert_allclose(told.factor, factor)
+    said = units_of(described, names)
+    scaled = [name.endswith("b") for name in names]
+    assert said == tuple(
+        f"{unit} per 10 from 50".strip() if own else unit
+        for unit, own in zip(units, scaled, strict=True)
+    )
+
+
+def test_several_outcomes_have_their_own_units() -> None:
+    described = study("cbind(a, t) ~ b", "multivariate_linear")
+    told = in_file_units(described, ("a: (Intercept)", "t: (Intercept)", "a: b", "t: b"))
+    assert told.shift.tolist() == [50.0, 0.0, 0.0, 0.0]
+    assert told.factor.tolist() == [10.0, 1.0, 10.0, 1.0]
+    assert prior_words(described) == "10 units of a, 1"
+    assert outcome_unit(described) == ""
+
+
+def test_log_hazards_and_log_rates_are_told_per_unit_of_time() -> None:
+    names = ("baseline (0, 9]", "baseline (9, ∞)", "b")
+    described = study("Surv(t, y) ~ b", "survival", cuts=[9])
+    np.testing.assert_allclose(in_file_units(described, names).shift, [-np.log(99.0)] * 2 + [0.0])
+    assert units_of(described, names) == ("per unit of t", "per unit of t", "per 10 from 50")
+    for formula, names in (
+        ("n ~ b + offset(log(t))", ("(Intercept)", "b")),
+        ("n ~ 0 + k + b + offset(log(t))", ("k[none]", "b")),
+    ):
+        described = study(formula, "poisson")
+        told = in_file_units(described, names)
+        np.testing.assert_allclose(told.shift, [-np.log(99.0), 0.0])
+        assert told.factor.tolist() == [1.0, 1.0]
+        assert units_of(described, names) == ("per unit of t", "per 10 from 50")
+    assert prior_words(described) == "1"
+
+
+@pytest.mark.parametrize(
+    ("formula", "kind"),
+    [
+        ("n ~ 0 + b + offset(log(t))", "poisson"),  # no constant to make up for it
+        ("n ~ b + offset(t)", "poisson"),
+        ("n ~ b + offset(log(t))", "overdispersed_counts"),  # y is its own
+        ("y ~ b", "logistic"),
+        ("a ~ b", "bnn_regression"),
+    ],
+)
+def test_all_else_is_told_as_it_is_fitted(formula: str, kind: str) -> None:
+    told = in_file_units(study(formula, kind), ("(Intercept)", "b"))
+    assert (told.shift.tolist(), told.factor.tolist()) == ([0.0, 0.0], [1.0, 1.0])
