@@ -278,6 +278,7 @@ class Contents(NamedTuple):
       verdict: the most important findings, in sentences; empty for a run of an earlier version.
       widths: (coefficient, its width as a multiple of that without privacy); empty if unknown.
       outcome: the outcome's name, such as "died"; empty if there is no formula.
+      outcome_unit: the unit of differences in it, such as "mmHg"; empty if there are none.
       outcome_words: what a yes and a no of it mean, such as "within 30 days", "later or never"; empty if
         the study does not say.
       stand_out: names of the coefficients that stand out; None for a run of an earlier version.
@@ -318,6 +319,7 @@ class Contents(NamedTuple):
     widths: tuple[tuple[str, float], ...] = ()
     outcome: str = ""
     outcome_words: tuple[str, ...] = ()
+    outcome_unit: str = ""
     stand_out: tuple[str, ...] | None = None
     by_chance: tuple[str, ...] = ()
     declared: tuple[Declared, ...] = ()

@@ -148,10 +148,11 @@ def _table(contents: Contents, shown: list[Coefficient], ratio: str) -> Table:
 def _reading(contents: Contents, ratio: str, shown: list[Coefficient], more: int) -> Iterator[str]:
     noise = " and the noise" if contents.noised else ""
     which = f" being “{contents.outcome_words[0]}”" if contents.outcome_words else ""
+    unit = f", in {contents.outcome_unit}" if contents.outcome_unit else ""
     said = (
         f"A ratio above 1 means higher {ratio} of {contents.outcome}{which}, below 1 lower {ratio}"
         if ratio
-        else f"An effect above 0 means a higher {contents.outcome}, below 0 a lower one"
+        else f"An effect above 0 means a higher {contents.outcome}{unit}, below 0 a lower one"
     )
     clipped = ", and if clipping changed little" if contents.noised else ""
     yield (

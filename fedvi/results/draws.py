@@ -10,9 +10,10 @@ import numpy as np
 
 from fedvi.expfam.draws import thetas
 from fedvi.models.base import Model
-from fedvi.models.capabilities import Multiplies, Named, Parameter, SharesEffects
+from fedvi.models.capabilities import HasOutcome, Multiplies, Named, Parameter, SharesEffects
 from fedvi.models.outcomes.base import Columns
 from fedvi.study.build import Assembly
+from fedvi.study.spec.coefficients import in_file_units
 from fedvi.typing import Eta
 from fedvi.updates.conjugate import brings_family
 
@@ -29,8 +30,8 @@ def named(assembly: Assembly, posterior: Eta, count: int, seed: int) -> dict[str
       seed: of the draws; public.
 
     Returns:
-      By name, float64 with the draws on the first axis: "coefficients" of a regression, each site of a
-      NumPyro model, or a conjugate model's parameters, such as "weights" and "means".
+      By name, float64 with the draws on the first axis: "coefficients" of a regression, in the units of the
+      file; each site of a NumPyro model; or a conjugate model's parameters, such as "weights" and "means".
 
     Raises:
       ConfigError: there are too many numbers; or the user's own model does not define θ.
@@ -42,6 +43,8 @@ def named(assembly: Assembly, posterior: Eta, count: int, seed: int) -> dict[str
     if brings_family(model):
         # θ itself, since an external class names only its coordinates.
         return {"theta": Parameter(theta, (("coordinate", tuple(model.names)),))}
+    if isinstance(model, HasOutcome):
+        theta = in_file_units(assembly.study, assembly.model.names).draws(theta)
     values = constrained(model, theta)
     return {name: Parameter(value, _axes(model, name, value)) for name, value in values.items()}
 

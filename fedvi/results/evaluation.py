@@ -21,7 +21,7 @@ from fedvi.inference.local_latents import local_problem
 from fedvi.models.capabilities import HasOutcome, Regression, RunsForwards
 from fedvi.models.outcomes.base import Predicts, Scatters, measured
 from fedvi.report import tables
-from fedvi.results import ancestral, held_out, run_folder
+from fedvi.results import ancestral, held_out, result_json, run_folder
 from fedvi.results import draws as draws_of
 from fedvi.results import posterior as posteriors
 from fedvi.results.finished import Finished
@@ -104,6 +104,7 @@ def read_run(folder: Path) -> Finished:
     study, path = run_folder.study_of(folder)
     assembly = assemble(study)
     kept = posteriors.read(path, assembly.family, assembly.model.names)
+    run_folder.check_told(study, result_json.read(path.with_name("result.json")), path)
     return Finished(assembly, kept.eta, kept.mark, study.digest, ())
 
 

@@ -20,6 +20,7 @@ from fedvi.models.capabilities import Parameter, RunsForwards
 from fedvi.report import arviz, spreadsheets, tables
 from fedvi.results import draws as draws_of
 from fedvi.results.finished import FREE, Finished, origin
+from fedvi.study.spec.coefficients import in_file_units
 
 __all__ = [
     "attributes",
@@ -79,7 +80,8 @@ def write_numpyro(run: Finished, path: Path) -> tuple[str, str]:
 
     ``auto_loc`` [D] with ``auto_scale_tril`` [D, D] for ``AutoMultivariateNormal``, or with ``auto_scale``
     [D] for ``AutoDiagonalNormal``; both over the model's unconstrained latents in the order in which it
-    draws them. For a regression that is one latent, the coefficients in the order of the table.
+    draws them. For a regression that is one latent, the coefficients in the order of the table, as they are
+    fitted; beside the file stands how to tell them in the units of the study's files.
 
     NumPyro orders latents as they are drawn if the guide is first called by itself, or by ``SVI.init``,
     but alphabetically if it is first called by ``Predictive``, which maps. If the two orders differ, the
@@ -108,6 +110,7 @@ def write_numpyro(run: Finished, path: Path) -> tuple[str, str]:
     is_own = isinstance(model, RunsForwards)
     latents = list(dict.fromkeys(name.split("[")[0] for name in model.names)) if is_own else []
     first = "" if latents == sorted(latents) else _CALL_FIRST
+    known = in_file_units(run.assembly.study, model.names)
     said = {
         "guide": f"numpyro.infer.autoguide.{guide}",
         "prefix": "auto",
@@ -115,6 +118,9 @@ def write_numpyro(run: Finished, path: Path) -> tuple[str, str]:
         "model": run.assembly.study.model.kind,
         "latents": latents or ["coefficients"],
         "first": first,
+        "told": "shift + factor * latent, in the units of the study's files",
+        "shift": known.shift.tolist(),
+        "factor": known.factor.tolist(),
     }
     beside(path, run, said)
     return guide, first

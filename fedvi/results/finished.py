@@ -96,6 +96,7 @@ def read(folder: Path) -> Finished:
     found = run_folder.read(folder)
     assembly, result = assemble(found.study), found.result
     kept = posteriors.read(found.posterior, assembly.family, assembly.model.names)
+    run_folder.check_told(found.study, result, found.posterior)
     if not found.study.privacy.private:
         return Finished(assembly, kept.eta, kept.mark, found.digests[0], ())
     if found.ledgers.exists():

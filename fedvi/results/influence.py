@@ -146,17 +146,33 @@ def influence(
     return tuple(found(name)._replace(alone=said_alone(name)) for name in clients)
 
 
-def as_rows(found: Sequence[Influence], names: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns plain values for files, by client; ``names`` are those of the coordinates."""
+def as_rows(
+    found: Sequence[Influence], names: Sequence[str], told: Callable[[Any, Any], Any]
+) -> list[dict[str, Any]]:
+    """Returns plain values for files, by client.
+
+    Args:
+      found: of each client.
+      names: of the coordinates.
+      told: maps mean and sd by coordinate, [D] each, to those that are told; shifts in sds stay.
+    """
+
+    def alone(row: Influence) -> list[dict[str, float]] | None:
+        if row.alone is None:
+            return None
+        mean, sd = told(*np.array(row.alone).T)
+        return [
+            {"mean": middle, "sd": spread}
+            for middle, spread in zip(mean.tolist(), sd.tolist(), strict=True)
+        ]
+
     return [
         {
             "client": row.client,
             "precision_share": row.share,
             "shift_in_sds": row.shifts and dict(zip(names, row.shifts, strict=True)),
             "reason": row.reason,
-            "alone": None
-            if row.alone is None
-            else [{"mean": mean, "sd": sd} for mean, sd in row.alone],
+            "alone": alone(row),
         }
         for row in found
     ]

@@ -19,6 +19,7 @@ from fedvi.results.baselines import Baseline
 from fedvi.results.run_record import RunRecord
 from fedvi.results.verdict import Verdict
 from fedvi.run.simulate import Result, Site
+from fedvi.study.spec.coefficients import in_file_units
 
 __all__ = [
     "as_dict",
@@ -87,13 +88,14 @@ def baseline_rows(result: Result, rivals: Sequence[Baseline]) -> list[dict[str, 
     """Lists baselines: their coefficients, and how far they are from the run's posterior.
 
     Returns:
-      By baseline: name, note, mean and sd (lists by coordinate of θ), mean_shift (the largest
-      distance of a mean, in sds of the run's posterior) and sd_ratio.
+      By baseline: name, note, mean and sd (lists by coordinate of θ, as they are told), mean_shift (the
+      largest distance of a mean, in sds of the run's posterior) and sd_ratio.
     """
     family = result.assembly.family
+    known = in_file_units(result.assembly.study, result.assembly.model.names)
     rows = []
     for rival in rivals:
-        mean, sd = family.moments(rival.posterior)
+        mean, sd = known.moments(*family.moments(rival.posterior))
         values = {"name": rival.name, "note": rival.note, "mean": mean.tolist(), "sd": sd.tolist()}
         rows.append(values | gap(family, rival.posterior, result.posterior)._asdict())
     return rows

@@ -38,8 +38,11 @@ from fedvi.study.spec.coefficients import (
     Reading,
     comparisons,
     design_of,
+    in_file_units,
     of_moments,
+    outcome_unit,
     outcome_words,
+    prior_words,
     readings,
 )
 
@@ -162,6 +165,7 @@ def gather(
         widths=() if verdict is None else tuple(verdict.multiples.items()),
         outcome="" if study.formula is None else design_of(study)[1].response.text,
         outcome_words=() if study.formula is None else outcome_words(study),
+        outcome_unit=outcome_unit(study),
         stand_out=None if verdict is None else verdict.stand_out,
         by_chance=() if verdict is None else verdict.by_chance,
         declared=declared(study),
@@ -204,7 +208,7 @@ def _plan(study: Study) -> list[tuple[str, str]]:
     if conjugates.model_of(study) is None:
         found.append(("family of the posterior", study.family.kind.replace("_", " ")))
     if study.prior is not None:
-        found.append(("prior sd of a coefficient", f"{study.prior.scale:g}"))
+        found.append(("prior sd of a coefficient", prior_words(study)))
     found.append(("solver", study.solver.kind))
     found.append(("schedule", f"{schedule}, {rounds} rounds" if rounds else schedule))
     promise = study.privacy.promise
@@ -327,7 +331,9 @@ def _prior(run: RunFolder, count: int) -> tuple[tuple[list[float], list[float]] 
         return ([float(row["mean"]) for row in rows], [float(row["sd"]) for row in rows]), ""
     if run.plan.has_prior_worker:
         return None, _PRIOR_APART
-    mean, sd = shared_parts.family(run.study, len(run.plan.names)).moments(run.plan.prior)
+    names = run.plan.names
+    fitted = shared_parts.family(run.study, len(names)).moments(run.plan.prior)
+    mean, sd = in_file_units(run.study, names).moments(*fitted)
     return (mean[:count].tolist(), sd[:count].tolist()), ""
 
 

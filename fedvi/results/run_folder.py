@@ -1,19 +1,27 @@
 """Opens a finished run's folder, from `fedvi simulate --out` or a server; needs no JAX."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedvi import errors
+from fedvi.results import posterior as posteriors
 from fedvi.results import result_json
 from fedvi.run import server_plan
 from fedvi.run.server_plan import ServerPlan
 from fedvi.server.store import schema
 from fedvi.study.config import Study, load_study
+from fedvi.study.spec.coefficients import MOST, in_file_units
 
-__all__ = ["RESULT", "RunFolder", "read", "study_of"]
+__all__ = ["RESULT", "RunFolder", "check_told", "read", "study_of"]
 
 RESULT = "result"
 """The name, within a server's folder, of the folder of its posterior."""
+
+# Differences of this part are rounding.
+_SAME = 1e-9
 
 
 class RunFolder(NamedTuple):
@@ -57,6 +65,29 @@ def study_of(folder: Path) -> tuple[Study, Path]:
     """
     study, place, _ = _opened(folder)
     return study, place / "posterior.npz"
+
+
+def check_told(study: Study, result: Mapping[str, Any], posterior: Path) -> None:
+    """Compares a posterior, in the units of the file, with the means that its result lists.
+
+    What earlier versions of fedvi fitted to times, linear outcomes and exposures had other units.
+
+    Raises:
+      ConfigError: they differ, or the posterior cannot be read.
+    """
+    found = posteriors.arrays(posterior, ("names", "mean", "sd"))
+    names = [str(name) for name in np.atleast_1d(found["names"])[:MOST]]
+    mean, sd = (np.atleast_1d(found[name])[:MOST] for name in ("mean", "sd"))
+    told, spread = in_file_units(study, names).moments(mean, sd)
+    rows = result["coefficients"]
+    for name, here, wide, row in zip(names, told, spread, rows, strict=False):
+        if abs(here - float(row["mean"])) > _SAME * (wide + abs(here)):
+            raise errors.ConfigError(
+                f"{posterior}: the mean of {name} is {here:.6g} in the units of the file, and result.json "
+                f"says {float(row['mean']):.6g}",
+                "the folder holds files of two runs, or is of a version of fedvi that fitted times, "
+                "linear outcomes and exposures in other units: read it with that version, or run it again",
+            )
 
 
 def _opened(folder: Path) -> tuple[Study, Path, ServerPlan | None]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi.expfam.base import is_full
+from fedvi.report.contents import Z95
 from fedvi.results import verdict as verdicts
 from fedvi.results.influence import as_rows, influence, refolded, trace_noise
 from fedvi.results.verdict import Verdict
@@ -14,7 +15,7 @@ from fedvi.server.core import protocol
 from fedvi.server.core.protocol import ServerSpec, ServerState, Update
 from fedvi.study.config import Study
 from fedvi.study.spec import shared_parts
-from fedvi.study.spec.coefficients import MOST, coefficients
+from fedvi.study.spec.coefficients import MOST, coefficients, in_file_units
 from fedvi.typing import PRIOR, Eta
 from fedvi.updates.base import Standing
 
@@ -127,7 +128,8 @@ def influence_rows(run: RunRecord) -> list[dict[str, Any]] | None:
         _trace_noise(run),
         own,
     )
-    return None if found is None else as_rows(found, run.names)
+    known = in_file_units(run.study, run.names)
+    return None if found is None else as_rows(found, run.names, known.moments)
 
 
 def prior_rows(run: RunRecord) -> list[dict[str, float]] | None:
@@ -139,7 +141,7 @@ def prior_rows(run: RunRecord) -> list[dict[str, float]] | None:
     """
     if run.has_prior_factor:
         return None
-    mean, sd = run.family.moments(run.prior)
+    mean, sd = in_file_units(run.study, run.names).moments(*run.family.moments(run.prior))
     listed = zip(mean[:MOST].tolist(), sd[:MOST].tolist(), strict=True)
     return [{"mean": middle, "sd": spread} for middle, spread in listed]
 
@@ -151,7 +153,7 @@ def verdict_of(run: RunRecord, expected: Mapping[str, Any] | None) -> Verdict:
       run: a run that has ended.
       expected: see ``fedvi.planning.widths.expectation``.
     """
-    prior, open_sd = prior_rows(run), None
+    prior, open_sd = None if run.has_prior_factor else _rows(run, run.prior), None
     present = took_part(run.clients, [(one.clients, one.removed) for one in run.history])
     expected = expected and _of_those(present, run, expected)
     if prior is not None:
@@ -160,9 +162,18 @@ def verdict_of(run: RunRecord, expected: Mapping[str, Any] | None) -> Verdict:
         (update.gap.mean_shift, *update.gap[2:]) for update in run.history if update.gap is not None
     ]
     found = verdicts.judge(
-        run.study, run.rows(), prior, moves, _contributions(run), open_sd, expected, _joint(run)
+        *(run.study, _rows(run, run.posterior), prior, moves),
+        *(_contributions(run), open_sd, expected, _joint(run)),
     )
     return found._replace(alarms=(*found.alarms, IMPROPER)) if run.is_projected else found
+
+
+def _rows(run: RunRecord, eta: Eta) -> list[dict[str, Any]]:
+    """Lists the coordinates of θ as they are fitted: what is expected of them is in no other unit."""
+    mean, sd = (np.asarray(values[:MOST], np.float64) for values in run.family.moments(eta))
+    ends = mean - Z95 * sd, mean + Z95 * sd
+    values = zip(run.names, *(each.tolist() for each in (mean, sd, *ends)), strict=False)
+    return [dict(zip(("name", "mean", "sd", "lower", "upper"), row, strict=True)) for row in values]
 
 
 def took_part(

@@ -195,8 +195,9 @@ def judge(
 
     Args:
       study: the run's study.
-      rows: the posterior by coordinate, see ``fedvi.study.spec.coefficients``.
-      prior: its mean and sd by coordinate; None if it has none.
+      rows: the posterior by coordinate of θ: name, mean, sd, lower, upper; not in the units of the file,
+        since what is expected of it is not either.
+      prior: its mean and sd likewise; None if it has none.
       moves: (largest move of a mean, surprise, jitter) of each round, in posterior sds.
       contributions: of the sites.
       open_sd: see ``open_sds``.

@@ -145,7 +145,7 @@ def test_levels_have_an_accuracy_and_a_brier_score_over_all_classes() -> None:
 
 def test_numbers_are_predicted_in_the_unit_of_the_file_with_honest_intervals() -> None:
     schema = {"y": {"type": "number", "bounds": [-1e6, 1e6], "center": 5, "scale": 10}}
-    assembly = assembled("linear", "y ~ a", schema, noise_scale=0.5)
+    assembly = assembled("linear", "y ~ a", schema, noise_scale=5)
     mean, covariance = np.array([0.2, 1.0]), np.diag([0.3, 0.1])
     generator = np.random.default_rng(5)
     x = with_constant(generator.normal(size=4000))
@@ -318,7 +318,7 @@ def test_draws_say_how_far_off_they_may_be() -> None:
 def test_survival_is_the_likelihood_of_the_subject_over_all_intervals() -> None:
     schema = {"time": {**NUMBER, "bounds": [1e-6, 100]}, "event": {"type": "binary"}}
     assembly = assembled("survival", "Surv(time, event) ~ a", schema, cuts=[1.0])
-    q = point(math.log(0.5), math.log(2.0), 0.0)
+    q = point(math.log(50.0), math.log(200.0), 0.0)  # per follow-up, which is 100
     found = evaluate(assembly, q, records([[1.0], [1.0]], [[0.5, 1.0], [2.0, 0.0]]), draws=2)
     # An event at 0.5 under hazard 1/2; at risk for 1 under 1/2 and for 1 under 2.
     expected = (math.log(0.5) - 0.25 - 0.5 - 2.0) / 2

@@ -79,12 +79,12 @@ def test_of_trials_the_probability_is_predicted_whatever_their_number() -> None:
 
 
 def test_a_number_is_told_in_the_unit_of_the_file_with_the_noise_of_a_new_one() -> None:
-    assembly = assembled("linear", "y ~ a", {"y": SCALED}, noise_scale=0.5, solver="exact")
+    assembly = assembled("linear", "y ~ a", {"y": SCALED}, noise_scale=10, solver="exact")
     eta, theta = gaussian(2)
     found = predictor(assembly, eta, 0.9).predict(columns())
     drawn = 100.0 + 20.0 * (theta[:, :1] + theta[:, 1:] * A)
     check(found, drawn)
-    spread = np.hypot(drawn.std(axis=0), 20.0 * 0.5)
+    spread = np.hypot(drawn.std(axis=0), 10.0)
     reach = scipy.stats.norm.ppf(0.95) * spread
     np.testing.assert_allclose(found.outcome_upper[:, 0], drawn.mean(axis=0) + reach, rtol=2e-3)
     np.testing.assert_allclose(found.outcome_lower[:, 0], drawn.mean(axis=0) - reach, rtol=2e-3)
@@ -98,8 +98,8 @@ def test_a_count_has_its_expected_number_and_an_interval_of_whole_ones(kind: str
     eta, theta = gaussian(2)
     how = predictor(assembly, eta, 0.9)
     assert set(how.needed) == {"years", "a"}
-    at = np.array([2.0, 1.0, 20.0])
-    found = how.predict(columns(years=at))
+    at = np.array([2.0, 1.0, 20.0])  # rates are per largest exposure
+    found = how.predict(columns(years=50.0 * at))
     rates = np.exp(theta[:, :1] + theta[:, 1:] * A + np.log(at))
     check(found, rates)
     generator = np.random.default_rng(7)
@@ -113,10 +113,10 @@ def test_a_count_has_its_expected_number_and_an_interval_of_whole_ones(kind: str
 
 
 def test_a_number_of_little_noise_is_as_unsure_as_its_mean() -> None:
-    assembly = assembled("linear", "y ~ a", {"y": SCALED}, noise_scale=0.01, solver="exact")
+    assembly = assembled("linear", "y ~ a", {"y": SCALED}, noise_scale=0.2, solver="exact")
     eta, theta = gaussian(2)
     found = predictor(assembly, eta, 0.95).predict(columns())
-    reach = scipy.stats.norm.ppf(0.975) * np.hypot((found.sd[:, 0]), 20.0 * 0.01)
+    reach = scipy.stats.norm.ppf(0.975) * np.hypot((found.sd[:, 0]), 0.2)
     np.testing.assert_allclose(found.outcome_upper[:, 0], found.mean[:, 0] + reach, rtol=1e-8)
     np.testing.assert_allclose(found.outcome_lower[:, 0], found.mean[:, 0] - reach, rtol=1e-8)
     low, high = np.quantile(
@@ -135,7 +135,7 @@ def test_the_interval_of_a_large_count_does_not_fall_on_a_node(kind: str) -> Non
     eta, theta = gaussian(2)
     how = predictor(assembly, eta, 0.95)
     # The first is small: its own noise is most of its interval, and few nodes do.
-    found = how.predict(columns(years=np.array([2.0, 1e5, 1e5])))
+    found = how.predict(columns(years=1e6 * np.array([2.0, 1e5, 1e5])))
     a = theta[:, :1] + theta[:, 1:] * A + np.log([2.0, 1e5, 1e5])
     generator = np.random.default_rng(7)
     heard = np.exp(a) * (generator.gamma(1e4, 1e-4, a.shape) if more else 1.0)
@@ -177,7 +177,7 @@ def test_survival_falls_over_the_cuts_by_the_summed_hazard() -> None:
     how = predictor(assembly, eta, 0.9, draws=20_000)
     assert (how.labels, how.needed) == (("1", "4"), ("a",))
     found = how.predict(columns())
-    risk = np.exp(theta[:, 3:] * A)
+    risk = np.exp(theta[:, 3:] * A) / 10.0  # hazards are per follow-up
     first = np.exp(-np.exp(theta[:, :1]) * risk)
     second = first * np.exp(-3.0 * np.exp(theta[:, 1:2]) * risk)
     for place, drawn in enumerate((first, second)):
@@ -190,7 +190,7 @@ def test_survival_falls_over_the_cuts_by_the_summed_hazard() -> None:
 def test_several_outcomes_have_each_their_own_unit_and_noise() -> None:
     schema = {"y": SCALED, "z": NUMBER}
     assembly = assembled(
-        "multivariate_linear", "cbind(y, z) ~ a", schema, noise_scale=[0.5, 2.0], solver="exact"
+        "multivariate_linear", "cbind(y, z) ~ a", schema, noise_scale=[10, 2.0], solver="exact"
     )
     eta, theta = gaussian(4)
     how = predictor(assembly, eta, 0.9)

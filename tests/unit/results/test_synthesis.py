@@ -80,7 +80,7 @@ def test_a_binary_outcome_has_its_probability_and_the_cells_of_the_file(given: P
 
 
 def test_a_number_is_in_the_unit_of_the_file_within_its_bounds(given: Path) -> None:
-    assembly = assembled("linear", FORM, {"y": SCALED}, noise_scale=0.5, solver="exact")
+    assembly = assembled("linear", FORM, {"y": SCALED}, noise_scale=10, solver="exact")
     low, high = numbers(drawn(assembly, [0.0, 1.0], given)["y"])
     mean_within(low, 100.0, 10.0)
     mean_within(high, 120.0, 10.0)
@@ -90,7 +90,7 @@ def test_a_number_is_in_the_unit_of_the_file_within_its_bounds(given: Path) -> N
 
 
 def test_sets_have_noise_of_their_own(given: Path) -> None:
-    assembly = assembled("linear", FORM, {"y": SCALED}, noise_scale=0.5, solver="exact")
+    assembly = assembled("linear", FORM, {"y": SCALED}, noise_scale=10, solver="exact")
     eta = FullGaussian(2).from_moments(np.zeros(2), 1e-18 * np.eye(2))
     one, other = (
         np.array(each.columns["y"], float) for each in synthesise(assembly, eta, None, 2, 0, given)
@@ -106,7 +106,10 @@ def test_counts_have_the_rate_and_the_spread_of_their_law(kind: str, given: Path
     formula = "y ~ a + offset(log(years))"
     assembly = assembled(kind, formula, {"y": COUNTED, "years": years}, **more)
     for values, rate in zip(
-        numbers(drawn(assembly, [0.5, 1.0], given)["y"]), 2.0 * np.exp([0.5, 1.5]), strict=True
+        # The rate is that of the largest exposure, 50 years.
+        numbers(drawn(assembly, [0.5 + np.log(25.0), 1.0], given)["y"]),
+        np.exp([0.5, 1.5]),
+        strict=True,
     ):
         variance = rate + (0.5 * rate**2 if more else 0.0)
         mean_within(values, rate, np.sqrt(variance))
@@ -157,7 +160,7 @@ def test_times_have_the_survival_of_their_hazards_and_are_censored(given: Path) 
     }
     assembly = assembled("survival", "Surv(t, died) ~ a", schema, cuts=[1.0, 3.0])
     hazards = np.array([0.3, 0.1, 0.5])
-    found = drawn(assembly, [*np.log(hazards), np.log(2.0)], given)
+    found = drawn(assembly, [*np.log(5.0 * hazards), np.log(2.0)], given)  # per follow-up
     times, events = numbers(found["t"]), numbers(found["died"])
     for time, event, risk in zip(times, events, (1.0, 2.0), strict=True):
         for at in (0.5, 1.0, 2.0, 3.0, 4.0, 4.99):
@@ -171,7 +174,7 @@ def test_several_outcomes_have_each_their_noise(given: Path) -> None:
         "multivariate_linear",
         "cbind(y, z) ~ a",
         {"y": SCALED, "z": NUMBER},
-        noise_scale=[0.5, 2.0],
+        noise_scale=[10, 2.0],
         solver="exact",
     )
     found = drawn(assembly, [0.0, 1.0, 3.0, 4.0], given)
