@@ -190,15 +190,18 @@ class Asked(NamedTuple):
         of = (
             f" ({', '.join(units[:_NAMED])}{', …' if len(units) > _NAMED else ''})" if units else ""
         )
+        tables = {name: table_of(said, name) for name in responses}
+        outcomes = drafting.outcomes(said["kind"], formula, tables)
+        likely = "" if outcomes else " (95 %)"  # of linear outcomes it is the sd that is told
         words = (
             f"Prior sd of a coefficient, for one unit of its column{of}: {drafting.PRIOR_SCALE:g} says "
-            f"{drafting.prior_in_words(drafting.PRIOR_SCALE, ratio)} (95 %)"
+            f"{drafting.prior_in_words(drafting.PRIOR_SCALE, ratio, outcomes)}{likely}"
         )
 
         def remark(scale: float) -> str:
             same = scale == drafting.PRIOR_SCALE
-            said = drafting.prior_in_words(scale, ratio)
-            return "" if same else f"that says {said} (95 %) for one unit"
+            said = drafting.prior_in_words(scale, ratio, outcomes)
+            return "" if same else f"that says {said}{likely} for one unit"
 
         default, given = f"{drafting.PRIOR_SCALE:g}", self.given["prior_scale"]
         given = None if given is None else str(given)  # read as what is typed

@@ -20,6 +20,7 @@ from fedvi.report import tables
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import load_study
 from fedvi.study.policies import check_code
+from fedvi.study.spec.coefficients import prior_words
 
 __all__ = ["check"]
 
@@ -62,6 +63,7 @@ def check(study: Path, policy: Path | None, as_json: bool) -> None:
     found, expected, topics = plan(assembly), outlook(assembly), topic_outlook(assembly)
     if as_json:
         plain = found.as_dict() | {"formula": assembly.study.formula}
+        plain |= {"prior_sd": prior_words(assembly.study)}
         plain |= {"outlook": expected and expected.as_dict()}
         plain |= {"topics": topics and topics.as_dict()}
         together = map(statement.as_dict, _together(assembly))
@@ -138,6 +140,8 @@ def _fitted(found: Plan, assembly: Assembly) -> Iterator[tuple[str, str]]:
     if curves:
         yield "curves", "; ".join(curves)
     yield "coefficients", _listed(found.coefficients)
+    if assembly.study.prior is not None:
+        yield "prior sd", f"{prior_words(assembly.study)}, of a coefficient"
     yield "family of q", found.family
     yield "schedule", found.schedule
     yield "solver", found.solver

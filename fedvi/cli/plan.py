@@ -196,8 +196,9 @@ def _prior(steps: Any, found: "Widths") -> str:
         + (f" per {step.per}" if step.step != 1.0 or step.name in units else "")
         for step in steps
     ]
+    unit = f" in {steps[0].unit}" if steps and steps[0].unit else ""
     return (
-        f"the prior says, of the {effect_name(found.ratio)} (95 %): " + "; ".join(said)
+        f"the prior says, of the {effect_name(found.ratio)}{unit} (95 %): " + "; ".join(said)
         if said
         else ""
     )

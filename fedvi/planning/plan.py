@@ -16,6 +16,7 @@ from fedvi.privacy.spoken import Speaks, Summary, Table, facts, promised, up
 from fedvi.study import site_effects
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import GivenParts, Study
+from fedvi.study.spec.coefficients import prior_words
 from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = ["Plan", "plan", "rounds_in_vain"]
@@ -133,6 +134,7 @@ class Plan(Speaks):
             ("leaves each client", self._traffic),
             ("noise", noise),
             ("model", self.model),
+            ("prior sd of a coefficient", prior_words(self.assembly.study)),
             ("coefficients", names + (f", … and {more} more" if more > 0 else "")),
             ("solver, schedule", f"{self.solver}; {self.schedule}"),
             ("clients", f"{len(self.clients)}: {', '.join(self.clients[:_MOST_NAMES])}"),

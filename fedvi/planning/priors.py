@@ -11,6 +11,7 @@ from fedvi.report.contents import Z95
 from fedvi.study.build import Assembly
 from fedvi.study.round_numbers import round_below
 from fedvi.study.spec import regressions
+from fedvi.study.spec.coefficients import in_file_units, outcome_unit
 
 __all__ = ["Step", "quarrels", "steps"]
 
@@ -35,9 +36,10 @@ class Step(NamedTuple):
     Attributes:
       name: of the column.
       step: in the unit of the file: a round number, about an sd.
-      low, high: the 95 % prior interval of the ratio for that step; of the difference, if the model has
-        no ratios.
+      low, high: the 95 % prior interval of the ratio for that step; of the difference, in the unit of the
+        file, if the model has no ratios.
       per: the step with its unit, such as "10 years".
+      unit: of a difference, such as "mmHg"; may be empty.
     """
 
     name: str
@@ -45,13 +47,15 @@ class Step(NamedTuple):
     low: float
     high: float
     per: str
+    unit: str = ""
 
 
 def steps(assembly: Assembly) -> tuple[Step, ...]:
     """Returns a step for each number that is a term by itself, and for each binary column."""
-    ratio = bool(regressions.ratio(assembly.study))
+    ratio, unit = bool(regressions.ratio(assembly.study)), outcome_unit(assembly.study)
     found = []
     for name, sd, column in _alone(assembly):
+        sd *= float(in_file_units(assembly.study, (name,)).factor[0])
         step, size, per = 1.0, sd, "1"
         if isinstance(column, Number) and not column.whole:
             step = round_below(spread_of(column, expected_of(assembly, name))[1])
@@ -59,7 +63,7 @@ def steps(assembly: Assembly) -> tuple[Step, ...]:
         high = Z95 * size
         if ratio:
             high = math.exp(min(high, 700.0))
-        found.append(Step(name, step, 1.0 / high if ratio else -high, high, per))
+        found.append(Step(name, step, 1.0 / high if ratio else -high, high, per, unit))
     return tuple(found)
 
 

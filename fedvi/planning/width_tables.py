@@ -25,8 +25,8 @@ __all__ = [
     "worth",
 ]
 
-# Larger effects, as of a ratio above 1,000, are none that a study could be about.
-_LARGEST_LOG_RATIO, _LARGEST_DIFFERENCE = math.log(1_000.0), 50.0
+# Larger effects are none that a study could be about.
+_LARGEST_LOG_RATIO = math.log(1_000.0)
 _NAMED = 12
 # An interval of more than this part of its prior's is the prior's.
 _SAME = 0.9
@@ -51,8 +51,11 @@ def size(effect: float, ratio: str, mark: str = "") -> str:
 
 
 def largest(ratio: str) -> float:
-    """Returns the size, on the coefficient's scale, from which no study could be about an effect."""
-    return _LARGEST_LOG_RATIO if ratio else _LARGEST_DIFFERENCE
+    """Returns the size, on the coefficient's scale, from which no study could be about an effect.
+
+    Differences that are too large have been left out of a plan's widths, since their unit is the file's.
+    """
+    return _LARGEST_LOG_RATIO if ratio else math.inf
 
 
 def table(found: "Widths", title: str = "") -> Table:

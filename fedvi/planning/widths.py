@@ -21,6 +21,7 @@ from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
 from fedvi.study.build import Assembly
 from fedvi.study.spec import regressions, shared_parts
+from fedvi.study.spec.coefficients import in_file_units
 from fedvi.updates.base import Fold, LocalSolver, Standing
 from fedvi.updates.coordinates import Coordinates
 
@@ -42,13 +43,15 @@ _MOST_ROUNDS = 1000
 _SEED = 8
 # An interval narrower than this share of the expected one is not due to chance, if the spread is stated.
 _LUCK = 0.6
+# A larger difference, in units of the scaled outcome, is none that a study could be about.
+_LARGEST_DIFFERENCE = 50.0
 
 
 class Width(NamedTuple):
     """The expected interval of one coefficient.
 
     Attributes:
-      name, unit: of the coefficient.
+      name, unit: of the coefficient; sds and effects are in the units of the file.
       sd: with the study's noise.
       open_sd: for a fit of the same records without noise.
       prior_sd: of the prior.
@@ -181,18 +184,23 @@ def widths(assembly: Assembly, repeats: int = _REPEATS, made: MadeUp | None = No
         clipped = rehearsal.kept_sds(np.random.default_rng(_SEED))
         effects = [is_effect(name) for name in model.names]
         kept = float(np.median((open_sd / clipped)[effects] ** 2)) if any(effects) else 1.0
-    values = zip(model.names, assembly.units, sd, open_sd, prior_sd, strict=True)
-    stated = made_up.stated(assembly)
+    ratio, stated = regressions.ratio(assembly.study), made_up.stated(assembly)
+    factors = in_file_units(assembly.study, model.names).factor
+    values = zip(model.names, assembly.units, factors, sd, open_sd, prior_sd, strict=True)
+
+    def smallest(one: float, before: float) -> float:
+        found = detectable(one, before)
+        return found if ratio or found < _LARGEST_DIFFERENCE else math.inf
+
     rows = tuple(
         Width(
-            *(name, unit, float(wide), float(narrow), float(before)),
-            detectable(float(wide), float(before)),
-            detectable(float(narrow), float(before)),
+            *(name, unit, float(factor * wide), float(factor * narrow), float(factor * before)),
+            float(factor) * smallest(float(wide), float(before)),
+            float(factor) * smallest(float(narrow), float(before)),
             name in stated,
         )
-        for name, unit, wide, narrow, before in values
+        for name, unit, factor, wide, narrow, before in values
     )
-    ratio = regressions.ratio(assembly.study)
     said = tuple(made_up.assumptions(assembly)), made_up.silent(assembly)
     return Widths(rows, records, ratio, *said, kept)
 

@@ -7,7 +7,7 @@ refuses it: a draft cannot run by accident. A value that was read from a file's 
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvi import errors, models, plugins
@@ -32,6 +32,7 @@ __all__ = [
     "is_own",
     "model_of",
     "offered",
+    "outcomes",
     "prior_in_words",
     "response_types",
     "variables",
@@ -253,7 +254,7 @@ def draft(answers: Answers) -> Draft:
             answers.why("model.formula", more=", and so which columns are below"),
         ),
         *(_THIN if answers.all_columns else ()),
-        *_settings(answers),
+        *_settings(answers, missing),
         "",
         *_prior(answers),
         "",
@@ -284,7 +285,7 @@ def draft(answers: Answers) -> Draft:
     return Draft("\n".join(lines).rstrip() + "\n", tuple(missing), answers.read)
 
 
-def _settings(answers: Answers) -> list[str]:
+def _settings(answers: Answers, missing: list[str]) -> list[str]:
     known, given = answers.of.settings, answers.settings
     own: tuple[str, ...] = ()
     if is_own(answers.kind):
@@ -296,13 +297,64 @@ def _settings(answers: Answers) -> list[str]:
                 f"--setting {key} is no setting of kind {answers.kind!r}",
                 errors.did_you_mean(key, [*known, *own]),
             )
-    lines = [_line(key, given.get(key, value), why) for key, (value, why) in known.items()]
+    lines = []
+    for key, (value, why) in known.items():
+        if key == "noise_scale" and key not in given:
+            value = _noise(value, answers)
+            if not value or (isinstance(value, list) and not all(value)):
+                missing.append("model.noise_scale")
+                why = f"STATE ME: {why}"
+        lines.append(_line(key, given.get(key, value), why))
     return lines + [_line(key, given[key]) for key in given if key not in known]
+
+
+def _noise(part: float, answers: Answers) -> Any:
+    """Returns a noise that is that part of what 1 is of each outcome; 0 where bounds are not stated yet."""
+    found = [float(f"{part * each.scale:.4g}") for each in _outcomes(answers)]
+    return found[0] if len(set(found)) == 1 else found
+
+
+class Outcome(NamedTuple):
+    """A numeric outcome whose coefficients are differences.
+
+    Attributes:
+      name: of its column.
+      scale: what 1 is of it, in the unit of the file; 0.0 if its bounds are not stated yet.
+      unit: of the file; may be empty.
+      by_bounds: whether ``scale`` is half the width of its bounds.
+    """
+
+    name: str
+    scale: float
+    unit: str
+    by_bounds: bool
+
+
+def outcomes(
+    kind: str, formula: str, columns: Mapping[str, Mapping[str, Any]]
+) -> tuple[Outcome, ...]:
+    """Returns the outcomes of a linear model, given what is stated of its columns; empty for any other."""
+    if not model_of(kind).conjugate:
+        return ()
+    found = []
+    for name, usual in response_types(kind, formula).items():
+        table = columns.get(name, {})
+        low, high = table.get("bounds") or (0.0, 0.0)
+        whole = table.get("type", usual) != "number"
+        scale = 1.0 if whole else float(table.get("scale", (high - low) / 2.0))
+        by_bounds = "scale" not in table and not whole
+        found.append(Outcome(name, scale, table.get("unit", ""), by_bounds))
+    return tuple(found)
+
+
+def _outcomes(answers: Answers) -> tuple[Outcome, ...]:
+    return outcomes(answers.kind, answers.formula, answers.columns)
 
 
 def _prior(answers: Answers) -> list[str]:
     scale, ratio = answers.prior_scale, answers.of.ratio
-    why = f"prior sd of a coefficient, for one unit of its column: {prior_in_words(scale, ratio)}"
+    said = prior_in_words(scale, ratio, _outcomes(answers))
+    why = f"prior sd of a coefficient, for one unit of its column: {said}"
     lines = ["[prior]", _line("scale", scale, why)]
     if scale < PRIOR_SCALE and _has_intercept(answers):
         why = "of the intercept: how common the outcome is, is another question"
@@ -321,13 +373,29 @@ def _has_intercept(answers: Answers) -> bool:
     return not any(term.strip() == ("1" if sign == "-" else "0") for sign, term in summands)
 
 
-def prior_in_words(scale: float, ratio: str) -> str:
+def prior_in_words(scale: float, ratio: str, outcomes: Sequence[Outcome] = ()) -> str:
     """Says what a prior's sd means for one unit of a column, such as "odds ratios of 0.14 to 7.1".
+
+    Args:
+      scale: the prior's sd.
+      ratio: the kind of ratio that exp(coefficient) is; "" for a difference.
+      outcomes: whose differences they are, so that they can be said in their units.
 
     >>> prior_in_words(1.0, "odds"), prior_in_words(2.5, "")
     ('odds ratios of 0.14 to 7.1', 'differences of -4.9 to 4.9')
+    >>> prior_in_words(2.5, "", [Outcome("sbp", 80.0, "mmHg", True)])
+    '2.5 half-widths of the bounds of sbp = 200 mmHg'
     """
     most = Z95 * scale
+    if outcomes:
+        said = []
+        for name, one, unit, by_bounds in outcomes:
+            what = (
+                f"half-widths of the bounds of {name}" if by_bounds else f"times {one:g} of {name}"
+            )
+            same = f" = {_short(scale * one)} {unit}".rstrip() if one else ""
+            said.append(f"{scale:g} {what}{same}")
+        return ", ".join(said)
     if not ratio:
         return f"differences of {-most:.2g} to {most:.2g}"
     return f"{ratio} ratios of {math.exp(-most):.2g} to {_short(math.exp(min(most, 50.0)))}"

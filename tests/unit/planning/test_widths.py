@@ -373,7 +373,7 @@ def test_the_command_prints_widths_needs_prior_and_help(tmp_path: Path) -> None:
     refused = CliRunner().invoke(main, ["plan", str(path), "--effect", "male=0"])
     assert "expected NAME=DIFFERENCE, other than 0, of a size" in refused.output
     lower = CliRunner().invoke(main, ["plan", str(path), "--effect", "male=-2"])
-    assert "male, difference -2 (smallest here" in lower.output
+    assert "male, difference -2 units of score (smallest here" in lower.output
 
 
 def test_what_rests_on_a_guess_is_marked(tmp_path: Path) -> None:
