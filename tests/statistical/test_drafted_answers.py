@@ -1,8 +1,8 @@
 """What `fedvi init` drafts, changed by nobody, on made-up tables of every outcome: is it right?
 
 A run fails if a coefficient is more than 4 stated sds from the truth: with intervals that are right, 1 of
-3,000 runs of five coefficients. The records are drawn with fixed seeds, and the noise by the operating system.
-None of a test's 8 runs may fail, so that it fails by chance once in 400 times.
+3,000 runs of five coefficients. The records are drawn with fixed seeds, and the noise by the operating
+system. None of a test's 8 runs may fail, so that it fails by chance once in 400 times.
 """
 
 import math

@@ -251,7 +251,9 @@ class WithOffset:
         a = jnp.zeros(jnp.shape(y)[:-1])
         shift, outcome = _moved(a, y)
         response: Any = self.response
-        return response.surveyed_value(outcome - shift if self.response.conjugate else outcome, most)
+        return response.surveyed_value(
+            outcome - shift if self.response.conjugate else outcome, most
+        )
 
     def log_density(self, linear_predictor: Predictor, y: Observed) -> Values:
         """Returns log p(outcome | a + offset)."""
