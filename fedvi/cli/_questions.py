@@ -24,6 +24,7 @@ from fedvi.models.outcomes.accepted import ACCEPTED
 from fedvi.study.drafts import declarations, drafting
 from fedvi.study.implausible import few_records
 from fedvi.study.sections import MOST_ROWS_PER_UNIT, ROWS_PER_UNIT
+from fedvi.study.spec.regressions import OF_PATIENTS
 
 if TYPE_CHECKING:
     from fedvi.data.guess import Guess
@@ -316,7 +317,7 @@ class Asked(NamedTuple):
             words, unit = "Unit (record, patient)", "patient" if people else "record"
             if repeated:
                 words = f"{repeated} repeats, so that a patient may have several rows. {words}"
-            why = "record: a row is protected. patient: all rows of a patient together."
+            why = f"record: a row is protected. patient: all of a patient's together; then {OF_PATIENTS}."
             # A column of this name may repeat or not: so does the default.
             follows = any(is_of_people(guess.name) for guess in guesses.values())
             yield Question(

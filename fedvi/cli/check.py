@@ -20,6 +20,7 @@ from fedvi.report import tables
 from fedvi.study.build import Assembly, assemble
 from fedvi.study.config import load_study
 from fedvi.study.policies import check_code
+from fedvi.study.spec import regressions
 from fedvi.study.spec.coefficients import prior_words
 
 __all__ = ["check"]
@@ -117,6 +118,8 @@ def _promised(found: Plan, assembly: Assembly) -> Iterator[tuple[str, str]]:
                 "one row of each" if most == 1 else f"at most {most} rows of each, clipped together"
             )
             yield "unit", f"{unit}: {rows}"
+            if question := regressions.question(assembly.study):
+                yield "question", question
         yield "cost per client", f"ε {_costs(found.epsilon)}, at δ = {found.delta:g}"
         yield from _of_all(assembly)
         accountant = found.accountant

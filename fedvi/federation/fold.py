@@ -18,7 +18,7 @@ class Gap(NamedTuple):
     Attributes:
       mean_shift: the largest change of a coordinate's mean, in sds of the later posterior.
       sd_ratio: the largest ratio of a coordinate's sds, later to earlier or the inverse.
-      surprise: see ``Standing.surprise``; 0 without predictions.
+      surprise: the larger of ``Standing.surprise`` and ``foretold.missed``; 0 without predictions.
       jitter: see ``Standing.jitter``; the part of ``mean_shift`` that noise alone explains.
     """
 

@@ -111,6 +111,7 @@ class _Verdict(_Part):
     rounds_left: int | None = None
     by_chance: list[str] = []
     as_declared: bool = True
+    question: str = ""
 
 
 class _Named(_Part):

@@ -1,6 +1,7 @@
 """Judges a finished run: what a reader needs first. Uses NumPy alone, since servers need it too."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from fedvi.report.labels import is_effect
 from fedvi.results.chance import by_chance, most_by_chance
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
-from fedvi.typing import INTERCEPT
+from fedvi.study.spec.coefficients import design_of
+from fedvi.typing import INTERCEPT, LOG_SCALE
 from fedvi.updates.abilities import ability
 
 __all__ = ["Contributions", "Joint", "Verdict", "from_dict", "judge", "lines", "open_sds"]
@@ -51,7 +53,16 @@ _ALL_LOST = 0.98
 # The rounds that show a pace; and the pace above which no number of rounds is foretold.
 _PACE, _STILL = 4, 0.95
 # More than this many prior sds from the prior mean is outside what the prior allows.
-_BEYOND = 4.0
+_BEYOND = 3.0
+# A mean that moved by less than this part of the prior's sd, with an interval of at least _WHOLE of its
+# width, is the prior's.
+_STAYED, _WHOLE = 0.05, 0.98
+# A ratio above this, or below 1 / this, is implausible for a level, or for a step of a number that is a
+# quarter of its bounds.
+_RATIO = 50.0
+# A reference record that would have met this many events by the end, or so few, is implausible.
+_ALL_GONE, _NONE_GONE = 30.0, 1e-4
+_INTERVAL = re.compile(r"baseline \(([^,]+), ([^\]]+)[\])]$")
 # If the expected sds without noise change by this factor, other records were declared than were used.
 _OTHER = 1.7
 # From this ratio of interval widths, with and without privacy, a reader wants advice.
@@ -76,6 +87,7 @@ class Verdict(NamedTuple):
       helps: what would narrow intervals most; empty if unknown.
       rounds_left: about how many more rounds would settle a run that did not, by the pace of its last
         ones; None if they show no pace, or it settled.
+      question: how the unit of protection changes what is asked; empty if it does not.
       as_declared: whether the releases fit what the study declares of the outcome and the records; else
         nothing that follows from the declarations is said.
     """
@@ -91,6 +103,7 @@ class Verdict(NamedTuple):
     rounds_left: int | None = None
     by_chance: tuple[str, ...] = ()
     as_declared: bool = True
+    question: str = ""
 
     @property
     def multiple(self) -> float | None:
@@ -220,6 +233,8 @@ def judge(
     settled = None if len(moves) < 2 else tables.has_settled(*moves[-1])
     if len(moves) == 1 and solver.conjugate:
         settled = True  # in closed form
+    if _unmoved(rows, prior) == {row["name"] for row in rows}:
+        settled = None  # a prior that nothing moved has nowhere to settle
     unheld = solver.unheld if study.privacy.private else ""
     multiples: dict[str, float] = {}
     records = effective = None
@@ -256,7 +271,9 @@ def judge(
         *_unsettled(moves, settled),
         *([unheld] if unheld else []),
         *_of_widths(rows, prior, effects, expected),
-        *_of_prior(rows, prior, effects),
+        *_of_prior(rows, prior),
+        *_of_ratios(study, rows, effects),
+        *_of_survival(study, rows),
         *_of_twins(twins),
         *_of_contributions(study, contributions),
         *rate,
@@ -269,6 +286,7 @@ def judge(
         None if settled else _rounds_left(moves),
         by_chance([rows[i] for i in effects], stand_out),
         not (rate or less),
+        regressions.question(study),
     )
 
 
@@ -294,6 +312,8 @@ def lines(verdict: Verdict, with_alarms: bool = True) -> Iterator[str]:
             if found
             else f"none of {count} effects stands out: records and noise leave the direction open"
         )
+    if verdict.question:
+        yield verdict.question
     if verdict.multiple is not None and verdict.records is not None:
         more = max(verdict.multiple, 1.0)
         said = (
@@ -365,10 +385,17 @@ def _effective(
 
 
 def _unsettled(moves: Sequence[Sequence[float]], settled: bool | None) -> Iterator[str]:
-    if settled is False:
+    if settled is False and not moves[-1][1] < tables.SETTLED:
         yield (
-            f"the run did not settle: the last round still moved a mean, or missed its aim, by "
-            f"{max(moves[-1][:2]):.2g} posterior sd; give it more rounds, or less noise"
+            "the run did not settle: the last answers missed what earlier rounds foretold, by "
+            f"{moves[-1][1]:.2g} posterior sd, which noise does not explain. Rely on neither means nor "
+            "intervals: choose units in which coefficients and intercepts are small, or give it more "
+            "rounds, or less noise"
+        )
+    elif settled is False:
+        yield (
+            f"the run did not settle: the last round still moved a mean by {moves[-1][0]:.2g} posterior "
+            "sd, further than noise does; give it more rounds, or less noise"
         )
 
 
@@ -381,15 +408,27 @@ def _rounds_left(moves: Sequence[Sequence[float]]) -> int | None:
     if len(moves) < _PACE:
         return None
     first, last = moves[-_PACE], moves[-1]
-    wanted = 1
+    wanted = 0
     for part, aim in ((0, max(tables.SETTLED, last[2])), (1, tables.SETTLED)):
-        if last[part] < aim:
+        if last[part] < aim or first[part] == 0.0:  # settled, or foretold at first: no pace
             continue
         pace = (last[part] / max(first[part], 1e-300)) ** (1.0 / (_PACE - 1))
         if not 0.0 < pace < _STILL:
             return None
         wanted = max(wanted, math.ceil(math.log(aim / last[part]) / math.log(pace)))
-    return wanted
+    return wanted or None
+
+
+def _unmoved(
+    rows: Sequence[Mapping[str, Any]], prior: Sequence[Mapping[str, float]] | None
+) -> set[str]:
+    """Returns the coefficients whose mean and width are the prior's."""
+    return {
+        row["name"]
+        for row, before in zip(rows, prior or (), strict=False)
+        if abs(row["mean"] - before["mean"]) < _STAYED * before["sd"]
+        and _WHOLE <= row["sd"] / before["sd"] <= _WIDER
+    }
 
 
 def _of_widths(
@@ -398,7 +437,13 @@ def _of_widths(
     effects: Sequence[int],
     expected: Mapping[str, Any] | None,
 ) -> Iterator[str]:
-    if prior is not None and effects:
+    unmoved = _unmoved(rows, prior)
+    if prior is not None and len(unmoved) == len(rows):
+        yield (
+            "the run learnt nothing: each interval is the prior's. Noise hides the records, or none of "
+            "them counted: look at what `fedvi data inspect` says of each file"
+        )
+    elif prior is not None and effects:
         wide = [
             row["name"]
             for row, before in zip(rows, prior, strict=False)
@@ -414,12 +459,29 @@ def _of_widths(
             for i in effects
             if rows[i]["sd"] > _SAME * prior[i]["sd"] and rows[i]["name"] not in wide
         ]
+        gone = [
+            rows[i]["name"]
+            for i in effects
+            if rows[i]["name"].endswith("]") and rows[i]["sd"] >= _WHOLE * prior[i]["sd"]
+        ]
+        silent = [name for name in same if name in unmoved and name not in gone]
         if 2 * len(same) > len(effects) and not wide:
             yield "most intervals are as wide as the prior's: the run added next to nothing"
-        elif same:
+        elif rest := [name for name in same if name not in (*silent, *gone)]:
             yield (
-                f"{tables.some(same, _NAMED)}: the interval is as wide as before any record was seen: "
+                f"{tables.some(rest, _NAMED)}: the interval is as wide as before any record was seen: "
                 "noise hides the effect, or the column is the same in nearly all records"
+            )
+        if silent:
+            yield (
+                f"the records say nothing about {tables.some(silent, _NAMED)}: the interval is the "
+                "prior's. Noise hides it, or the column is the same in all records that count"
+            )
+        if gone:
+            yield (
+                f"the records say nothing about {tables.some(gone, _NAMED)}: no record has the level, "
+                "noise hides the few that have, or files write it otherwise than "
+                "`data.schema` does; see `fedvi data inspect`"
             )
     if expected is not None:
         narrow = [rows[i]["name"] for i in effects if rows[i]["sd"] < expected["least"][i]]
@@ -431,22 +493,71 @@ def _of_widths(
 
 
 def _of_prior(
-    rows: Sequence[Mapping[str, Any]],
-    prior: Sequence[Mapping[str, float]] | None,
-    effects: Sequence[int],
+    rows: Sequence[Mapping[str, Any]], prior: Sequence[Mapping[str, float]] | None
 ) -> Iterator[str]:
-    """Yields effects far outside the prior, as when a column determines the outcome."""
+    """Yields coefficients and intercepts far outside the prior, which then shapes the answer."""
     beyond = [
-        rows[i]["name"]
-        for i in effects
-        if prior is not None
-        and abs(rows[i]["mean"] - prior[i]["mean"]) - Z95 * rows[i]["sd"] > _BEYOND * prior[i]["sd"]
+        row["name"]
+        for row, before in zip(rows, prior or (), strict=False)
+        if not row["name"].startswith(LOG_SCALE)
+        and abs(row["mean"] - before["mean"]) > _BEYOND * before["sd"]
     ]
     if beyond:
         yield (
-            f"{tables.some(beyond, _NAMED)}: further from 0 than the prior takes for possible "
-            f"({_BEYOND:g} of its sds): it is too narrow, or the column alone tells the outcome, or the "
-            "fit went astray"
+            f"{tables.some(beyond, _NAMED)}: further from the prior's mean than the prior takes for "
+            f"possible ({_BEYOND:g} of its sds), so that it shapes the answer: a column may be in another "
+            "unit than was meant, the prior too narrow, or the column alone tells the outcome, or the fit "
+            "went astray"
+        )
+
+
+def _of_ratios(
+    study: Study, rows: Sequence[Mapping[str, Any]], effects: Sequence[int]
+) -> Iterator[str]:
+    """Yields ratios that no usual study has, with intervals that exclude 1."""
+    ratio = regressions.ratio(study)
+    for row in (rows[i] for i in effects if ratio):
+        if row["lower"] <= 0.0 <= row["upper"] or row.get(f"{ratio}_ratio", 1.0) is None:
+            continue
+        column = study.data.columns_schema.get(row["name"], {})
+        part = 1.0
+        if column.get("type") in ("number", "count") and "bounds" in column:
+            low, high = column["bounds"]
+            # A step that is left out is half the width of the bounds.
+            part = min(1.0, (high - low) / 4.0 / float(column.get("scale", (high - low) / 2.0)))
+        if part * abs(row["mean"]) > math.log(_RATIO):
+            found = math.exp(max(-700.0, min(row["mean"], 700.0)))
+            article = "an" if ratio == "odds" else "a"
+            yield (
+                f"{row['name']}: {article} {ratio} ratio of {tables.number(found, 2)} is implausible: "
+                "look at the column's unit, its bounds and its levels"
+            )
+
+
+def _of_survival(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields an alarm if surely nearly none of the reference records, or all, are left at the end."""
+    if regressions.ratio(study) != "hazard":
+        return
+    time = design_of(study)[1].response.columns[0]
+    bounds = study.data.columns_schema.get(time, {}).get("bounds")
+    if bounds is None:
+        return
+    least = most = 0.0
+    for row in rows:
+        found = _INTERVAL.match(row["name"])
+        if found is None:
+            continue
+        width = min(float(bounds[1]), float(found[2].replace("∞", "inf"))) - float(found[1])
+        low, high = (
+            math.exp(min(row["mean"] + sign * Z95 * row["sd"], 700.0)) for sign in (-1.0, 1.0)
+        )
+        least, most = least + low * max(width, 0.0), most + high * max(width, 0.0)
+    if least > _ALL_GONE or 0.0 < most < _NONE_GONE:
+        left = "none" if least > _ALL_GONE else "all"
+        yield (
+            f"of reference records, nearly {left} would be without the event at {time} = {bounds[1]:g}, "
+            "the end of the bounds, which is hardly plausible: the fit went astray, or the unit or the "
+            f"bounds of {time} are not as declared"
         )
 
 

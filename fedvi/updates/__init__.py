@@ -6,6 +6,7 @@ Files:
 - `finish`: turns a released answer into a change; `whitened_changes` undoes a prior's whitening;
 - `statistics`: turns noisy sums of expected statistics into a posterior, for any `conjugate` model;
 - `noise_aware`: the posterior given noisy answers; `supported` measures how much curvature they support;
+- `foretold`: whether the last answers are those that the reported posterior foretells;
 - `coordinates`: public coordinates of a regression's columns, learnt from a survey.
 """
 

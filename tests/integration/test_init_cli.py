@@ -155,6 +155,7 @@ def test_a_patient_is_protected_with_all_rows(tmp_path: Path) -> None:
     assert fedvi("init", tmp_path / "study", *flags("logistic", *more)).exit_code == 0
     said = checked(tmp_path / "study", "--policy", tmp_path / "study" / "policy.toml")
     assert "patient: at most 20 rows of each, clipped together" in said
+    assert "all rows of a patient count together" in " ".join(said.split())
     assert "(add_remove)" in said
     rows = ["--max-rows-per-unit", "3"]
     assert fedvi("init", tmp_path / "other", *flags("logistic", *more, *rows)).exit_code == 0

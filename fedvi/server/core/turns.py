@@ -36,7 +36,7 @@ from fedvi.server.core.state import (
     served,
 )
 from fedvi.typing import Eta
-from fedvi.updates import limits
+from fedvi.updates import foretold, limits
 from fedvi.updates.base import Fold, Standing
 
 __all__ = [
@@ -564,7 +564,11 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
         gap = folding.gap(spec.family, state.round_start, now)
         if state.standing is not None:
             standing = state.standing
-            gap = gap._replace(surprise=standing.surprise, jitter=standing.jitter)
+            missed = foretold.missed(spec.family, spec.stand, _known(spec, state), standing)
+            gap = gap._replace(
+                surprise=max(standing.surprise, missed),
+                jitter=standing.jitter,
+            )
         state = state._replace(round_start=now)
     update = update._replace(
         rounds=_rounds_of_stage(spec, state),
@@ -573,6 +577,12 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
         stage=spec.schedule.place(progress_of(spec, state)),
     )
     return state._replace(history=(*state.history, update), skipped=())
+
+
+def _known(spec: ServerSpec, state: ServerState) -> Eta:
+    """Returns the prior plus the factors of clients without records, which have no noise."""
+    exact = (state.factors[name] for name in sorted(set(spec.clients) - set(spec.members)))
+    return tree.total(exact, spec.prior)
 
 
 def stand(
@@ -590,8 +600,7 @@ def stand(
     members = tuple(name for name in visited if not (state.away and is_removed(state, name)))
     if not members:
         return state.standing
-    exact = (state.factors[name] for name in sorted(set(spec.clients) - set(holders)))
-    known = tree.total(exact, spec.prior)
+    known = _known(spec, state)
     if stacked.is_stacked(state.factors) and state.factors.names == members:
         factors: Mapping[str, Eta] = state.factors
     else:

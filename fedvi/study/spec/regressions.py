@@ -10,7 +10,22 @@ from fedvi.models.outcomes.accepted import ACCEPTED, Accepted
 from fedvi.study import kinds
 from fedvi.study.config import Study
 
-__all__ = ["accepted", "check_response", "design", "is_function", "of", "ratio"]
+__all__ = [
+    "OF_PATIENTS",
+    "accepted",
+    "check_response",
+    "design",
+    "is_function",
+    "of",
+    "question",
+    "ratio",
+]
+
+OF_PATIENTS = (
+    "all rows of a patient count together, about as much as one row: where patients with many rows differ "
+    "from those with few, the answer is another than that of a fit in which each row counts alike"
+)
+"""Says what a patient as the unit changes of the question."""
 
 _WORDS = {
     "binary": "binary",
@@ -65,6 +80,13 @@ def ratio(study: Study) -> str:
     """Returns the kind of ratio that exp(coefficient) is: "odds", "rate", "hazard", or "" for none."""
     found = of(study)
     return found.ratio if found else ""
+
+
+def question(study: Study) -> str:
+    """Says how the unit of protection changes what a regression answers; "" if it does not."""
+    if not study.privacy.private or study.privacy.unit != "patient" or of(study) is None:
+        return ""
+    return OF_PATIENTS if study.data.rows_per_unit > 1 else ""
 
 
 def check_response(kind: str, design: Design, parts: plugins.OutsideCode) -> None:

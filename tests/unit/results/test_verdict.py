@@ -180,16 +180,20 @@ def test_ten_runs_that_went_well_have_no_alarm(raw: Any, given: Any) -> None:
         (study(0.05), drawn(), "wider than before any record was seen"),
         (study(), drawn(s0=0, s1=0, s2=0, s3=0), "wider than before any record was seen"),
         (study(4.0, data={"max_records": 3}), drawn(s0=3, s1=3, s2=3, s3=3), "wider than before"),
-        (study(4.0, solver={"clip_norm": 1e-4}), drawn(), "added next to nothing"),
+        (study(4.0, solver={"clip_norm": 1e-4}), drawn(), "the run learnt nothing"),
         (
             study(4.0, solver={"clip_norm": 1e-4}),
             drawn(),
             "clipping is expected to leave less than 1 %",
         ),
-        (study(4.0, solver={"clip_norm": 1e6}), drawn(), "added next to nothing"),
+        (study(4.0, solver={"clip_norm": 1e6}), drawn(), "the run learnt nothing"),
         (study(4.0, prior={"scale": 0.01}), drawn(), "added next to nothing"),
         (study(4.0, schedule={"rounds": 2}), drawn(), "did not settle"),
-        (study(), drawn(lambda x, random: x[:, 1] > 0.0), "age: further from 0 than the prior"),
+        (
+            study(),
+            drawn(lambda x, random: x[:, 1] > 0.0),
+            "age: further from the prior's mean than",
+        ),
         (study(20.0), drawn(lambda x, random: np.ones(len(x))), "dead would be true for 1 of"),
         (study(0.5, solver={"kind": "vips", "clip_norm": 2.0}), drawn(), "leave out the noise"),
     ],
@@ -221,7 +225,7 @@ def rows(*sds: float, mean: float = 0.0) -> list[dict[str, Any]]:
     ]
 
 
-PRIOR = [{"mean": 0.0, "sd": 1.0}] * 4
+PRIOR = [{"mean": 0.0, "sd": 4.0}, *[{"mean": 0.0, "sd": 1.0}] * 3]
 EXPECTED = {"records": 2400, "sds": [0.1] * 4, "least": [0.06] * 4, "kept": [1.0] * 4}
 
 
@@ -248,14 +252,21 @@ def judged(found: list[dict[str, Any]], moves: Any = ((0.1, 0.0, 0.2),) * 2, **m
             judged([*rows(0.1, 0.2, 0.2, 0.2, mean=-9.0)[:1], *rows(0.1, 0.2, 0.2, 0.2)[1:]]),
             "dead would be true for",
         ),
-        (judged(rows(0.2, 0.2, 0.2, 0.2), ((3.0, 0.0, 0.1), (2.5, 2.0, 0.1))), "did not settle"),
+        (
+            judged(rows(0.2, 0.2, 0.2, 0.2), ((3.0, 0.0, 0.1), (0.2, 2.0, 0.1))),
+            "did not settle: the last answers missed what earlier rounds foretold, by 2 posterior sd",
+        ),
+        (
+            judged(rows(0.2, 0.2, 0.2, 0.2), ((3.0, 0.0, 0.1), (2.5, 0.0, 0.1))),
+            "did not settle: the last round still moved a mean by 2.5 posterior sd",
+        ),
         (judged(rows(0.2, 0.95, 0.95, 0.95)), "as wide as the prior's"),
         (
-            judged([*rows(*[0.2] * 4)[:1], *rows(*[0.2] * 4, mean=5.0)[1:]]),
+            judged([*rows(*[0.2] * 4)[:1], *rows(*[0.2] * 4, mean=3.5)[1:]]),
             "than the prior takes for possible",
         ),
     ],
-    ids=["wide", "narrow", "negative", "rate", "unsettled", "prior", "beyond"],
+    ids=["wide", "narrow", "negative", "rate", "unforetold", "unsettled", "prior", "beyond"],
 )
 def test_each_gate_has_its_sentence(verdict: Any, words: str) -> None:
     (alarm,) = verdict.alarms
@@ -327,8 +338,99 @@ def test_columns_that_say_the_same_are_named_and_their_widths_are_not_laid_to_pr
 
 
 def test_one_effect_of_which_nothing_was_seen_is_named() -> None:
-    (alarm,) = judged(rows(0.2, 0.2, 0.2, 0.98)).alarms
+    (alarm,) = judged(rows(0.2, 0.2, 0.2, 0.95)).alarms
     assert alarm.startswith("male: the interval is as wide as before any record was seen")
+    (alarm,) = judged(rows(0.2, 0.2, 0.2, 0.99)).alarms
+    assert alarm.startswith("the records say nothing about male: the interval is the prior's")
+
+
+def test_a_posterior_that_is_its_prior_says_that_nothing_was_learnt_and_not_that_it_settled() -> (
+    None
+):
+    found = judged([*rows(4.0, 1, 1, 1)[:1], *rows(4.0, 1.0, 0.99, 1.01)[1:]])
+    assert found.settled is None
+    assert found.alarms[0].startswith("the run learnt nothing: each interval is the prior's")
+    assert "settled" not in said(found)
+    moved = judged([*rows(3.0, 1, 1, 1)[:1], *rows(4.0, 1.0, 0.99, 1.01)[1:]])
+    assert not any("learnt nothing" in alarm for alarm in moved.alarms)
+
+
+def told_of(kind: str, formula: str, names: dict[str, tuple[float, float]], **more: Any) -> Any:
+    """Returns the verdict on a made-up posterior, coefficient → (mean, sd), of a study of this kind."""
+    raw = study(model={"kind": kind, "formula": formula} | more, data=columns(**OTHERS))
+    raw["model"] = {"kind": kind, "formula": formula} | more
+    found = [
+        {"name": name, "mean": mean, "sd": sd, "lower": mean - 2 * sd, "upper": mean + 2 * sd}
+        for name, (mean, sd) in names.items()
+    ]
+    before = [{"mean": 0.0, "sd": 2.5 if name[0] != "b" else 10.0} for name in names]
+    return judge(parse_study(raw), found, before, ((0.1, 0.0, 0.2),) * 2, Contributions()).alarms
+
+
+OTHERS = {
+    "days": {"type": "number", "bounds": [1, 3000]},
+    "old": {"type": "number", "bounds": [18, 100]},
+    "grade": {"type": "level", "levels": ["I", "II", "III"]},
+}
+
+
+def test_a_start_many_prior_sds_away_is_told_of_intercepts_too() -> None:
+    near = told_of("logistic", "dead ~ old", {"(Intercept)": (-4.0, 0.2), "old": (0.5, 0.2)})
+    assert not any("prior's mean" in alarm for alarm in near)
+    far = told_of("linear", "days ~ old", {"(Intercept)": (-8.0, 0.2), "old": (0.5, 0.2)})
+    (alarm,) = far
+    assert alarm.startswith("(Intercept): further from the prior's mean than the prior takes")
+
+
+def test_a_level_of_which_nothing_was_seen_is_told_whatever_noise_made_of_its_mean() -> None:
+    seen = {"(Intercept)": (0.1, 0.2), "grade[II]": (0.5, 0.2), "old": (0.2, 0.3)}
+    (alarm,) = told_of("logistic", "dead ~ grade + old", seen | {"grade[III]": (0.4, 2.48)})
+    assert alarm.startswith("the records say nothing about grade[III]: no record has the level")
+    assert told_of("logistic", "dead ~ grade + old", seen | {"grade[III]": (0.4, 0.9)}) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "is_told"),
+    [
+        ("grade[III]", -4.0, True),
+        ("grade[III]", -3.8, False),
+        # Of a step of half the bounds' width, the ratio of a quarter counts.
+        ("old", 4.0, False),
+        ("old", 8.0, True),
+    ],
+)
+def test_a_ratio_that_is_implausible_is_told(name: str, mean: float, is_told: bool) -> None:
+    """Hazard ratios of 0.02 stood as findings, without a word."""
+    formula = "Surv(days, dead) ~ grade + old"
+    seen = {"baseline (0, ∞)": (-8.0, 0.2), "old": (0.2, 0.3), "grade[III]": (0.1, 0.2)}
+    told = told_of("survival", formula, seen | {name: (mean, 0.5)})
+    assert any("ratio of" in alarm and "is implausible" in alarm for alarm in told) == is_told
+    open_ = told_of("survival", formula, seen | {name: (mean, 5.0)})
+    assert not any("is implausible" in alarm for alarm in open_)
+
+
+@pytest.mark.parametrize(
+    ("hazards", "left"),
+    [((-8.0, -7.0), ""), ((-2.6, -2.0), "nearly none"), ((-20.0, -21.0), "nearly all")],
+)
+def test_survival_that_is_implausible_is_told(hazards: tuple[float, float], left: str) -> None:
+    names = ("baseline (0, 365]", "baseline (365, ∞)")
+    seen = {name: (mean, 0.3) for name, mean in zip(names, hazards, strict=True)}
+    told = told_of("survival", "Surv(days, dead) ~ old", seen | {"old": (0.2, 0.3)}, cuts=[365])
+    assert [left in alarm for alarm in told] == [True] * bool(left)
+    # Where hazards are open, nothing is claimed.
+    wide = {name: (mean, 6.0) for name, mean in zip(names, hazards, strict=True)}
+    assert told_of("survival", "Surv(days, dead) ~ old", wide | {"old": (0.2, 0.3)}) == ()
+
+
+def test_what_a_patient_as_the_unit_changes_of_the_question_is_said() -> None:
+    raw = study(privacy={"unit": "patient"}, data={"unit_column": "who"})
+    found = judged(rows(*[0.2] * 4), study=raw)
+    assert "all rows of a patient count together, about as much as one row" in said(found)
+    assert "settled" in said(found)
+    assert verdicts.from_dict(found.as_dict()) == found
+    raw["data"]["max_rows_per_unit"] = 1
+    assert judged(rows(*[0.2] * 4), study=raw).question == ""
 
 
 def test_an_outcome_unlike_the_declared_one_is_told_and_no_width_is_held_against_it() -> None:
