@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
@@ -29,7 +29,7 @@ from fedvi.study.build import Assembly
 from fedvi.transport import codec
 from fedvi.typing import Key
 from fedvi.updates.base import Change, Fold, LocalSolver, Shard, Task
-from fedvi.updates.coordinates import Coordinates
+from fedvi.updates.coordinates import Coordinates, Survey, of_sizes
 
 __all__ = ["BROKE_OFF", "LAYERS", "Audited", "Settings", "promised"]
 
@@ -463,6 +463,15 @@ def _distinct(assembly: Assembly) -> dict[str, tuple[LocalSolver, tuple[str, ...
 
 def _next(assembly: Assembly, solver: LocalSolver, task: Task, answer: Change) -> Task:
     """The client's next task as its server would make it, were it the only client that answers."""
+    if answer.survey is not None and answer.sized:
+        noise: Any = solver.stand
+        rescaled = of_sizes(
+            cast(Survey, solver.survey),
+            cast(Coordinates, task.coordinates),
+            np.concatenate([answer.survey.h, np.diagonal(answer.survey.J)]),
+            noise.keywords["gradient_sd"],
+        )
+        return task._replace(version=task.version + 1, coordinates=rescaled)
     if answer.survey is not None and solver.stand is not None:
         prior, client = assembly.prior, task.client
         told = Fold(prior, prior, prior, {client: task.factor}, {client: task.posterior}, 1.0)

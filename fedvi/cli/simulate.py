@@ -282,7 +282,7 @@ def _logger(console: Any) -> Callable[[Moment], None]:
         if gap is None and moment.update.rounds == rounds[-1]:
             return
         rounds.append(moment.update.rounds)
-        moved = "columns surveyed" if gap is None else f"gap {tables.number(gap.largest, 3)} sd"
+        moved = "surveyed" if gap is None else f"gap {tables.number(gap.largest, 3)} sd"
         console.print(
             f"{_round(moment)}  {_answered(answered)}{_missing(missing)}  "
             f"{moment.elapsed_seconds:.1f} s  version {moment.update.version}  "

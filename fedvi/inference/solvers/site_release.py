@@ -184,7 +184,8 @@ def site_release(
     sized = plan and noised_sizes(
         cast(Any, of_rows(model)), sampler, mechanism, clip_norm, tuple(plan["sizes"])
     )
-    exposed = foreseen.exposed if foreseen is not None and foreseen.exposed is not None else 0.0
+    # Where no exposures are surveyed, weights expect the largest.
+    exposed = None if plan else (foreseen.exposed if foreseen is not None else None) or 0.0
     noise = mechanism.noise_multiplier * unit / sampler.rate
 
     def update(
@@ -320,10 +321,10 @@ def _bends_down(model: Model) -> bool:
     return has_predictor(rows) and getattr(outcome, "concave", None) is True
 
 
-def _given(family: Any, task: Task, exposed: float) -> tuple[Any, Any, Any]:
+def _given(family: Any, task: Task, exposed: float | None) -> tuple[Any, Any, Any]:
     """Returns the mean and root of the broadcast q, and the coordinates of the answer.
 
-    Without coordinates, weights expect the largest offset, ``exposed``.
+    ``exposed`` is the offset that weights expect of every record; None: the one in the coordinates.
 
     Raises:
       ProtocolError: if the coordinates have another number of columns than the model.
@@ -333,7 +334,7 @@ def _given(family: Any, task: Task, exposed: float) -> tuple[Any, Any, Any]:
         mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
     at = task.coordinates
     if at is None:
-        at = Coordinates(np.zeros(family.size), np.ones(family.size), 0, level=exposed)
+        at = Coordinates(np.zeros(family.size), np.ones(family.size), 0)
     if len(at.centre) != family.size:
         raise errors.ProtocolError(
             f"task {task.task_id} has coordinates of {len(at.centre)} columns, and the model has "
@@ -344,7 +345,7 @@ def _given(family: Any, task: Task, exposed: float) -> tuple[Any, Any, Any]:
         root,
         (
             *(np.float32(at.centre), np.float32(at.scale), np.int32(at.constant)),
-            *(np.float32(at.spread), np.float32(at.level)),
+            *(np.float32(at.spread), np.float32(at.level if exposed is None else exposed)),
         ),
     )
 
