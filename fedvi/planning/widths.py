@@ -334,7 +334,12 @@ class _Rehearsal:
 
     def kept_sds(self, random: np.random.Generator) -> np.ndarray:
         """Returns the sds without noise from the curvature left after clipping, [D]."""
-        _, _, clean = self._begun(random)
+        _, at, clean = self._begun(random)
+        survey: Any = self.solver.survey
+        if survey is not None and survey["outcome"] is not None:
+            # Rows of surveyed outcomes are all weighed down, and what they share is no loss.
+            evenly = self._kept(at, most_is_1=True)
+            clean = at.outward(GaussianEta(np.zeros(self.family.size), evenly)).J
         return _sds(self.prior.J + clean)
 
     def _begun(
@@ -427,8 +432,11 @@ class _Rehearsal:
             return 0
         return 1 if survey["outcome"] is None else 2 + (survey["outcome"]["kind"] == "number")
 
-    def _kept(self, at: Coordinates) -> np.ndarray:
-        """Returns the curvature of all records in coordinates, after weighting and clipping."""
+    def _kept(self, at: Coordinates, most_is_1: bool = False) -> np.ndarray:
+        """Returns the curvature of all records in coordinates, after weighting and clipping.
+
+        ``most_is_1`` divides weights by the largest.
+        """
         made, limit = self.made, float(self.solver.clip_norm or math.inf)
         x = (made.x - made.x[..., at.constant, None] * at.centre) * at.scale
         slope = made.slope if made.steepest is None else made.steepest
@@ -446,6 +454,8 @@ class _Rehearsal:
             first, second = np.max(lengths, axis=0)
             longest = np.hypot(first, self.weight * second)
         kept = np.minimum(1.0, limit / np.maximum(longest, 1e-300))
+        if most_is_1:
+            kept = kept / kept.max()
         whole = np.einsum("n,nk,nkd,nke->de", kept, made.bend, x, x, optimize=True)
         return np.asarray(whole * self.records / len(x))
 
