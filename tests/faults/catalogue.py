@@ -154,6 +154,23 @@ _PRIVACY = (
         "contracts/test_sensitivity.py",
     ),
     _fault(
+        "a-record-in-two-counts",
+        "inference/column_sums.py",
+        "total = jnp.minimum(1.0, limit) * share.sum(axis=0)",
+        "total = jnp.minimum(1.0, limit) * (share + jnp.roll(share, 1, axis=1)).sum(axis=0)",
+        "A record moves two counts of slopes, and so their sum by more than is paid for.",
+        "unit/inference/test_site_release.py",
+        "contracts/test_sensitivity.py",
+    ),
+    _fault(
+        "weights-that-look-at-the-exposure",
+        "inference/weights.py",
+        "y = model.at_offset(y, level)",
+        "y = y + 0.0 * level",
+        "An exposure that ends at the event decides a record's weight: intercepts are off.",
+        "unit/inference/test_site_release.py",
+    ),
+    _fault(
         "weights-that-look-at-the-outcome",
         "models/outcomes/bernoulli.py",
         "return jax.nn.sigmoid(jnp.abs(jnp.asarray(linear_predictor)))",

@@ -532,6 +532,28 @@ def test_the_first_answer_sums_the_columns_and_their_squares(scale):
     np.testing.assert_array_equal(found.survey.J, np.diag(np.diagonal(found.survey.J)))
 
 
+def test_each_record_is_in_one_count_of_the_size_of_its_residual():
+    model = models.linear(["(Intercept)", "b", "c"], noise_scale="learn")
+    foreseen = FORESEEN._replace(most=1.0)
+    given = solver(mechanisms.gaussian(1e-4), model=model, clip_norm="auto", foreseen=foreseen)
+    assert given.survey is not None
+    plan = given.survey["outcome"]
+    assert plan is not None
+    data = surveyed_data()
+    data["y"] = np.random.default_rng(3).normal(0.0, 0.4, RECORDS).astype(np.float32)
+    asked = task()._replace(coordinates=coordinates()._replace(sizes=True))
+    keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+    value = given.update(keys, (), asked, Shard(data, np.ones(RECORDS, bool)))[1].value
+    found = given.finish({name: np.asarray(part) for name, part in value.items()}, asked)
+    assert found.sized
+    counts = np.concatenate([found.survey.h, np.diagonal(found.survey.J)])
+    mean = FAMILY.moments(asked.posterior)[0]
+    sizes = np.abs(data["y"] - data["x"] @ mean)
+    expected = np.bincount(np.searchsorted(plan["sizes"], sizes), minlength=6)
+    np.testing.assert_allclose(counts, expected, atol=5e-3)
+    np.testing.assert_array_equal(found.delta.h, 0.0)
+
+
 def test_a_survey_costs_what_any_answer_costs():
     survey, plain = (
         solver(mechanisms.rounded_gaussian(1.3), model=LOGIT, clip_norm=norm, foreseen=FORESEEN)
