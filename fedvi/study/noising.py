@@ -180,7 +180,7 @@ def solver_of(
     solver = build(chosen)
     if budget is not None and noised_by(chosen).grid(1.0) is not None:
         _check_checked(study, solver)
-    if study.solver.kind == "site_release" and solver.streams and chosen > 0.0:
+    if "foreseen" in known and solver.streams and chosen > 0.0:
         _check_rounding(study, solver, sampler, noised_by(chosen))
     grid = noised_by(chosen).grid(solver.clip_norm) if solver.clip_norm is not None else None
     return Made(

@@ -154,6 +154,10 @@ KINDS_LEFT = {
         ["scripted", "synchronous"],
         "a script is made of schedules, and the view of sums is proved of rounds alone",
     ),
+    "study/config.py": (
+        ["site_release"],
+        "a digest builds no solver, and holds what this one alone takes of an expected mean",
+    ),
     "planning/widths.py": (["gradient"], "the array of that name in an answer"),
 }
 

@@ -899,6 +899,7 @@ def test_sums_of_so_many_numbers_that_rounding_takes_too_much_are_refused_before
     def many(most: int) -> dict[str, Any]:
         raw = raw_study(["north"], 100, solver={"kind": "site_release", "noise_multiplier": 30.0})
         raw["data"]["max_records"] = most
+        raw["privacy"]["mechanism"] = "rounded_gaussian"
         return raw
 
     with pytest.raises(errors.ConfigError) as error:
