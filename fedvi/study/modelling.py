@@ -44,8 +44,6 @@ __all__ = [
 _WITHIN_BOUNDS = 0.35
 # More products of columns would take a server minutes; using only some of them is valid.
 _MOST_PRODUCTS = 1500
-# The models whose `noise_scale` a study states in the unit of the file.
-_LINEAR = ("linear", "multivariate_linear")
 
 
 def schema_of(study: Study) -> Any:
@@ -150,7 +148,7 @@ def model_of(study: Study, schema: Any) -> tuple[Any, Model | ConjugateModel]:
             f"model.kind is {study.model.kind!r}",
             "name your function, which is a plug-in: docs/add/plug-in.md",
         )
-    if design is not None and study.model.kind in _LINEAR and "noise_scale" in arguments:
+    if design is not None and "noise_scale" in arguments and regressions.states_noise(study):
         scales = outcome_scales(design, schema)
         arguments["noise_scale"] = _in_model_units(arguments["noise_scale"], scales)
     section = KindSection(kind=study.model.kind, **arguments)

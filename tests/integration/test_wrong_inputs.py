@@ -802,7 +802,8 @@ TABLE = [
         said="{d}/north.csv: line 5 has more cells than the 3 columns",
         hint=(
             "is a separator or a quote inside a cell? put such cells in double quotes, and check "
-            "`data.separator`"
+            "`data.separator`. R's write.table writes no name over the names of rows: use "
+            "write.csv(table, file, row.names = FALSE)"
         ),
     ),
     Wrong(

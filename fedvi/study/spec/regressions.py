@@ -19,6 +19,7 @@ __all__ = [
     "of",
     "question",
     "ratio",
+    "states_noise",
 ]
 
 OF_PATIENTS = (
@@ -87,6 +88,12 @@ def question(study: Study) -> str:
     if not study.privacy.private or study.privacy.unit != "patient" or of(study) is None:
         return ""
     return OF_PATIENTS if study.data.rows_per_unit > 1 else ""
+
+
+def states_noise(study: Study) -> bool:
+    """Whether a study states the noise around its outcome, in the unit of the file."""
+    found = of(study)
+    return found is not None and "noise_scale" in found.settings and not study.is_outside("model")
 
 
 def check_response(kind: str, design: Design, parts: plugins.OutsideCode) -> None:
