@@ -486,7 +486,7 @@ def _unlearnt_noise(model: Any, solver: LocalSolver) -> tuple[str, ...]:
     return (
         'model.noise_scale is "learn", and this plan does not: half the largest outcome counts as the sd '
         "of a record around its mean, and intervals are wide. It takes an intercept and a covariate, "
-        f"{ENOUGH_FOR_SIZES} rounds, and noise of one answer below 15 % of the declared records; or state "
+        f"{ENOUGH_FOR_SIZES} rounds, and noise of one answer below 8 % of the declared records; or state "
         "the sd",
     )
 

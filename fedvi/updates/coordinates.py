@@ -51,7 +51,7 @@ _ENOUGH_ROUNDS = 5
 # If the noise of one sum is a larger share of all declared records, a survey is too inaccurate.
 _MOST_NOISE = 0.5
 # The same for a count of records whose slopes have about one size.
-_MOST_COUNT_NOISE = 0.15
+_MOST_COUNT_NOISE = 0.08
 # Weights of counts, of which few are near the longest slope, leave long rows: those say more of curvatures.
 _LONGER = 2.0
 # Sizes of slopes of counts are in thirds of the longest that weights expect.
@@ -239,8 +239,9 @@ def asked_for(survey: Survey | None, at: "Coordinates | None") -> str:
 def root_mean_square(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> float | None:
     """Returns the root mean square of slopes from noisy counts by size; None if noise hides them.
 
-    Sizes far above the last that noise does not hide count as absent. Within a size, the mean square is
-    that of a normal distribution with the root mean square that results, found by iteration.
+    Its square is an estimate and one sd of the noise in it. Sizes far above the last that noise does not
+    hide count as absent. Within a size, the mean square is that of a normal distribution with the root mean
+    square that results, found by iteration.
 
     Args:
       plan: its ``sizes`` define the counts.
@@ -264,7 +265,9 @@ def root_mean_square(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> f
     for _ in range(50):
         within = found**2 * _mean_square(lower / found, upper / found)
         found = math.sqrt(max(float(kept @ within) / float(kept.sum()), least))
-    return found
+    # One sd of what noise makes of it: an sd that is too small would be worse than one too large.
+    doubt = noise * float(np.linalg.norm(within[: seen[-1] + 1])) / float(kept.sum())
+    return math.sqrt(found**2 + doubt)
 
 
 def _seldom_longer(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> float:
