@@ -58,7 +58,7 @@ def filled_rows(records: Records, keep: np.ndarray) -> Records:
 
     Args:
       records: arrays [N, …].
-      keep: bool [N]; at least one is true.
+      keep: bool [N]; if none is true, all are the first row.
     """
     if keep.all():
         return records

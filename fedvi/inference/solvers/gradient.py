@@ -115,7 +115,8 @@ def local_optimum(
 
     def solve(key: Key, task: Task, shard: Shard) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         keep = np.asarray(shard.mask, bool)
-        if not keep.any():
+        # A private part without records climbs too, as one whose records count as zero does.
+        if local.says_nothing(keep) or (refuses and not keep.any()):
             return cavity(task)._asdict(), {}
         wide = local.widen(task)
         at = whitened.single(whitened.frame(local.family, wide))
@@ -123,7 +124,7 @@ def local_optimum(
         usable = keep & np.asarray(usable_at(at.mean, records))
         if refuses:
             refuse_rows(local.model, np.asarray(at.mean), records, keep, usable)
-        if not usable.any():
+        if refuses and not usable.any():
             return cavity(task)._asdict(), {}
         location, raw, values = climb(key, at, filled_rows(records, usable), jnp.asarray(usable))
         location, raw = np.asarray(location, np.float64), np.asarray(raw, np.float64)
