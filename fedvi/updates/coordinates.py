@@ -140,7 +140,7 @@ class OutcomeSurvey(TypedDict):
 
 
 class Survey(TypedDict):
-    """Describes a survey: a client's first answer, on its columns only; JSON can represent it.
+    """Describes a survey: a client's first answer, on columns and perhaps outcomes; JSON can represent it.
 
     A record contributes (x, x²) / unit, with the constant column × emphasis, clipped to norm 1: 2D
     numbers, with the same noise as later answers.
