@@ -463,9 +463,9 @@ def _distinct(assembly: Assembly) -> dict[str, tuple[LocalSolver, tuple[str, ...
 
 def _next(assembly: Assembly, solver: LocalSolver, task: Task, answer: Change) -> Task:
     """The client's next task as its server would make it, were it the only client that answers."""
-    if answer.survey is not None and answer.sized:
+    if answer.survey is not None and answer.sized is not None:
         noise: Any = solver.stand
-        rescaled = of_sizes(
+        rescaled, _ = of_sizes(
             cast(Survey, solver.survey),
             cast(Coordinates, task.coordinates),
             np.concatenate([answer.survey.h, np.diagonal(answer.survey.J)]),

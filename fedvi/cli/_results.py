@@ -31,7 +31,7 @@ def write(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) 
     for made in (result, beside):
         made.mkdir(parents=True, exist_ok=True)
     posterior = protocol.reported(spec, state)
-    noise = run_record.learnt_noise(state.standing)
+    noise = run_record.of_server(plan, spec, state).noise_scale
     posteriors.write(beside, spec.family, posterior, plan.names, plan.mark, noise)
     posteriors.write_json(beside / "result.json", content(plan, spec, state))
     for file in beside.iterdir():
@@ -73,7 +73,7 @@ def show(plan: ServerPlan, spec: ServerSpec, state: ServerState, folder: Path) -
     console.print(table, crop=False)
     lines = [*tables.ratio_notes(rows, regressions.ratio(plan.study))]
     lines += remarks.remarks(plan.study, spec.family, rows)
-    lines += remarks.of_noise(plan.study, run.noise_scale)
+    lines += remarks.of_surveys(plan.study, run.noise_scale, run.wider_priors)
     counts = protocol.folded(state)
     lines += [
         f"{sum(bool(update.clients) for update in state.history)} folds; answers: "

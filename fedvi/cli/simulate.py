@@ -352,7 +352,8 @@ def _show(
     if not assembly.study.privacy.private:
         title = "Privacy per client — none: un-noised statistics left every client"
     said = remarks.remarks(assembly.study, assembly.family, rows)
-    said += remarks.of_noise(assembly.study, outcome.record(result).noise_scale)
+    run = outcome.record(result)
+    said += remarks.of_surveys(assembly.study, run.noise_scale, run.wider_priors)
     tables.say(filter(None, (*tables.ratio_notes(rows, ratio), *said)))
     console.print(tables.privacy_table(outcome.privacy_rows(result), title), crop=False)
     lines = _remarks(result)

@@ -505,14 +505,14 @@ def task_digest(set_up: bytes, study_digest: str, task: Task) -> bytes:
     """
     at = task.coordinates
     told = {
-        "form": "fedvi task 1",
+        "form": "fedvi task 2",
         "set_up": set_up.hex(),
         "study": study_digest,
         "visit": int(task.visit),
         "version": int(task.version),
         "damping": float(task.damping).hex(),
         "coordinates": at
-        and [at.constant, *([float(x).hex() for x in part] for part in (at.centre, at.scale))],
+        and {name: [float(x).hex() for x in np.ravel(part)] for name, part in at._asdict().items()},
     }
     tensors = (*codec.pack(task.posterior), *codec.pack(task.factor))
     return bytes.fromhex(codec.digest(json.dumps(told, sort_keys=True), tensors))

@@ -104,7 +104,9 @@ def line_breaks(path: Path, wanted: Wanted) -> int:
     found, before = 0, 0
     size = None if wanted.columns is None else len(wanted.columns)
     try:
-        reader = csv.reader(map(_short, _lines(path)), **_dialect(_separator(path, wanted)))
+        # Of a file without a header the first line is a record, and must not stop a run.
+        lines = _lines(path, told=wanted.columns is None)
+        reader = csv.reader(map(_short, lines), **_dialect(_separator(path, wanted)))
         for row in reader:
             size = len(row) if size is None and row else size
             # An empty line may come between the two ends of one.

@@ -140,9 +140,17 @@ def _is_narrowed(column: np.ndarray, kind: Any) -> bool:
         held = column.astype(kind)
         if not jnp.issubdtype(kind, jnp.floating):
             return not np.array_equal(held, column)
-        rows = np.where(np.isfinite(column), column, np.nan)
-        steps = np.spacing(np.abs(held)).max(axis=0, where=np.isfinite(held), initial=0.0)
-        return bool((steps > _COARSE * np.nanstd(rows, axis=0)).any())
+        # NaN and infinities, of which NumPy would warn, say nothing of how coarse numbers become.
+        usable = np.isfinite(column) & np.isfinite(held)
+        lost = np.abs(held - column).max(axis=0, where=usable, initial=0.0)
+        count = np.maximum(usable.sum(axis=0), 1)
+        mean = column.sum(axis=0, where=usable) / count
+        sd = np.sqrt(((column - mean) ** 2).sum(axis=0, where=usable) / count)
+        least, most = (
+            of(column, axis=0, where=usable, initial=sign * np.inf)
+            for of, sign in ((np.min, 1.0), (np.max, -1.0))
+        )
+        return bool(((lost > _COARSE * sd) & (least < most)).any())
 
 
 def _table(column: jax.ShapeDtypeStruct) -> str:

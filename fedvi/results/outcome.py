@@ -41,7 +41,7 @@ def record(result: Result) -> RunRecord:
         names=assembly.model.names,
         units=assembly.units,
         family=assembly.family,
-        prior=assembly.prior,
+        stated=assembly.prior,
         posterior=result.posterior,
         factors=result.factors,
         history=result.history,
@@ -193,7 +193,7 @@ def write(
             result.posterior,
             assembly.model.names,
             assembly.mark,
-            run_record.learnt_noise(result.standing),
+            record(result).noise_scale,
         )
         posteriors.write_json(scratch / "result.json", as_dict(result, rivals, verdict))
         study = result.assembly.study.as_dict()

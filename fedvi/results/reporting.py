@@ -124,7 +124,7 @@ def gather(
         for name in (wanted if sites or len(wanted) <= MOST_STATEMENTS else [])
     ]
     rounds = _rounds(result)
-    coefficients, prior_note = _coefficients(run)
+    coefficients, prior_note = _coefficients(run, folder)
     if pooled:
         coefficients = _with_pooled(coefficients, result)
     people = {row.name: row.shown for row in coefficients}
@@ -150,7 +150,7 @@ def gather(
         topics=_topics(study, means, vocabulary),
         remarks=(
             *_remarks(study, family, result["coefficients"]),
-            *remarks.of_noise(study, result.get("noise_scale")),
+            *remarks.of_surveys(study, result.get("noise_scale"), result.get("wider_priors")),
         ),
         prior_note=prior_note,
         rounds_planned=_whole(study.schedule.arguments.get("rounds")),
@@ -266,10 +266,10 @@ def _remarks(study: Study, family: Any, rows: Sequence[Mapping[str, Any]]) -> li
     return found + (remarks.remarks(study, family, rows) if isinstance(family, Gaussian) else [])
 
 
-def _coefficients(run: RunFolder) -> tuple[tuple[Coefficient, ...], str]:
+def _coefficients(run: RunFolder, folder: Path) -> tuple[tuple[Coefficient, ...], str]:
     """Returns the posterior's rows, and why they have no prior beside them."""
     rows, ratio = run.result["coefficients"], regressions.ratio(run.study)
-    prior, note = _prior(run, len(rows))
+    prior, note = _prior(run, folder, len(rows))
     names = [str(row["name"]) for row in rows]
     read = readings(run.study, names)
     compared, people = comparisons(run.study, names), labels(names)
@@ -323,7 +323,9 @@ def _row(row: Mapping[str, Any], ratio: str, how: Reading) -> Coefficient:
     )
 
 
-def _prior(run: RunFolder, count: int) -> tuple[tuple[list[float], list[float]] | None, str]:
+def _prior(
+    run: RunFolder, folder: Path, count: int
+) -> tuple[tuple[list[float], list[float]] | None, str]:
     """Returns mean and sd of the prior by coordinate, or None and why."""
     if run.plan is None:
         if "prior" not in run.result:
@@ -334,9 +336,12 @@ def _prior(run: RunFolder, count: int) -> tuple[tuple[list[float], list[float]] 
         return ([float(row["mean"]) for row in rows], [float(row["sd"]) for row in rows]), ""
     if run.plan.has_prior_worker:
         return None, _PRIOR_APART
-    names = run.plan.names
-    fitted = shared_parts.family(run.study, len(names)).moments(run.plan.prior)
-    mean, sd = in_file_units(run.study, names).moments(*fitted)
+    plan, state = run.plan, schema.read_state(folder, run.plan.prior)
+    told = None if state is None or state.standing is None else state.standing.prior
+    fitted = shared_parts.family(run.study, len(plan.names)).moments(
+        plan.prior if told is None else told
+    )
+    mean, sd = in_file_units(run.study, plan.names).moments(*fitted)
     return (mean[:count].tolist(), sd[:count].tolist()), ""
 
 

@@ -133,6 +133,7 @@ class _Result(_Part):
     prior: list[_Moments] | None = None
     pooled: str | None = None
     noise_scale: float | None = None
+    wider_priors: dict[str, float] | None = None
     history: list[_Update]
     privacy: list[_Client] = []
     clients: list[_Named] = []
@@ -184,6 +185,7 @@ def content(
         "coefficients": rows,
         **({"remark": said} if said else {}),
         **({} if run.noise_scale is None else {"noise_scale": run.noise_scale}),
+        **({"wider_priors": run.wider_priors} if run.wider_priors else {}),
         "one_shot_gap": estimated_gap(run),
         "projected": run.is_projected,
         "history": [

@@ -17,7 +17,7 @@ from fedvi.server.core.protocol import ServerSpec, ServerState, Update
 from fedvi.study.config import Study
 from fedvi.study.spec import shared_parts
 from fedvi.study.spec.coefficients import MOST, coefficients, in_file_units
-from fedvi.typing import PRIOR, Eta
+from fedvi.typing import INTERCEPT, PRIOR, Eta
 from fedvi.updates.base import Standing
 
 __all__ = [
@@ -33,6 +33,8 @@ __all__ = [
 IMPROPER = "the factors' product was improper: the posterior shown is its projection"
 """Alarm for a run whose product of factors is improper."""
 
+# Less than this says nothing worth a sentence.
+_WIDER = 1.01
 # The most coefficients whose correlations are looked at.
 _MOST_JOINT = 1000
 # The most shifts, by client and coefficient, that are computed.
@@ -47,7 +49,7 @@ class RunRecord(NamedTuple):
       clients: the data holders, in the order of the study.
       names, units: of θ's coordinates.
       family: of the posterior.
-      prior: η_0, proper.
+      stated: η_0 as the study states it, proper.
       posterior: η of the reported q.
       factors: worker → η_m.
       history: all folds.
@@ -63,7 +65,7 @@ class RunRecord(NamedTuple):
     names: Sequence[str]
     units: Sequence[str]
     family: Any
-    prior: Eta
+    stated: Eta
     posterior: Eta
     factors: Mapping[str, Eta]
     history: Sequence[Update]
@@ -79,9 +81,35 @@ class RunRecord(NamedTuple):
         return PRIOR in self.factors
 
     @property
+    def prior(self) -> Eta:
+        """η_0: the study's, unless a survey told how columns are spread."""
+        told = None if self.standing is None else self.standing.prior
+        return self.stated if told is None else told
+
+    @property
     def noise_scale(self) -> float | None:
-        """The sd of residuals in the unit of the model, if the run learnt it."""
-        return learnt_noise(self.standing)
+        """The sd of residuals in the unit of the model, if the run learnt it.
+
+        A run that ended before the last count, or whose last count noise hides, has that of outcomes, which
+        is no smaller.
+        """
+        at = None if self.standing is None else self.standing.coordinates
+        survey = getattr(self.stand, "keywords", {}).get("survey")
+        plan = None if survey is None else survey["outcome"]
+        if at is None or survey is None or plan is None or plan["kind"] != "number":
+            return None
+        guessed = survey["curvature"] ** -0.5
+        return at.residual or (at.spread if at.spread not in (0.0, guessed) else None)
+
+    @property
+    def wider_priors(self) -> dict[str, float]:
+        """Coefficient → the sd of its prior, in the unit of the file, where a survey made it wider."""
+        if self.prior is self.stated:
+            return {}
+        stated, sd = (np.asarray(self.family.moments(eta)[1]) for eta in (self.stated, self.prior))
+        told = in_file_units(self.study, self.names).moments(sd, sd)[1]
+        found = zip(self.names, told.tolist(), sd > stated * _WIDER, strict=True)
+        return {name: value for name, value, wider in found if wider and name != INTERCEPT}
 
     def rows(self, pooled: Eta | None = None) -> list[dict[str, Any]]:
         """Lists the posterior by coordinate; see ``fedvi.study.spec.coefficients``."""
@@ -96,7 +124,7 @@ def of_server(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> RunReco
         names=plan.names,
         units=plan.units,
         family=spec.family,
-        prior=spec.prior,
+        stated=spec.prior,
         posterior=protocol.reported(spec, state),
         factors=state.factors,
         history=state.history,
@@ -106,12 +134,6 @@ def of_server(plan: ServerPlan, spec: ServerSpec, state: ServerState) -> RunReco
         is_summed=spec.gather is not None,
         mark=plan.mark,
     )
-
-
-def learnt_noise(standing: Standing | None) -> float | None:
-    """Returns the sd of residuals of a run that learnt it; None of any other."""
-    at = None if standing is None else standing.coordinates
-    return at.residual if at is not None and at.residual else None
 
 
 def influence_rows(run: RunRecord) -> list[dict[str, Any]] | None:
@@ -215,7 +237,7 @@ def _of_those(
     share = sum(held[name] for name in present) / sum(held.values())
     if share in (0.0, 1.0):
         return expected
-    before = np.asarray(run.family.moments(run.prior)[1]) ** -2.0
+    before = np.asarray(run.family.moments(run.stated)[1]) ** -2.0
     found = {**expected, "records": round(expected["records"] * share), "noised": None}
     for name in ("sds", "least"):
         told = np.maximum(np.asarray(expected[name]) ** -2.0 - before, 0.0)
@@ -228,7 +250,7 @@ def _with_noise(run: RunRecord, expected: Mapping[str, Any]) -> Mapping[str, Any
     if run.noise_scale is None or not isinstance(run.stand, functools.partial):
         return expected
     sharper = 1.0 / (run.stand.keywords["survey"]["curvature"] * run.noise_scale**2)
-    before = np.asarray(run.family.moments(run.prior)[1]) ** -2.0
+    before = np.asarray(run.family.moments(run.stated)[1]) ** -2.0
     found = {**expected, "noised": None}
     for name in ("sds", "least"):
         told = np.maximum(np.asarray(expected[name]) ** -2.0 - before, 0.0)
@@ -265,4 +287,5 @@ def _joint(run: RunRecord) -> verdicts.Joint | None:
     if at is not None:
         usual = at.centre.copy()
         usual[at.constant] = 1.0
-    return verdicts.Joint(np.asarray(mean, np.float64), covariance, usual)
+    clipped = 0.0 if run.standing is None else run.standing.clipped
+    return verdicts.Joint(np.asarray(mean, np.float64), covariance, usual, clipped)

@@ -14,8 +14,8 @@ from fedvi.report.contents import Z95
 from fedvi.report.labels import is_effect
 from fedvi.results.chance import by_chance, most_by_chance
 from fedvi.study.config import Study
-from fedvi.study.spec import regressions
-from fedvi.study.spec.coefficients import design_of
+from fedvi.study.spec import regressions, shared_parts
+from fedvi.study.spec.coefficients import design_of, readings
 from fedvi.typing import INTERCEPT, LOG_SCALE
 from fedvi.updates.abilities import ability
 
@@ -63,6 +63,10 @@ _RATIO = 50.0
 # A reference record that would have met this many events by the end, or so few, is implausible.
 _ALL_GONE, _NONE_GONE = 30.0, 1e-4
 _INTERVAL = re.compile(r"baseline \(([^,]+), ([^\]]+)[\])]$")
+# A mean this many times a count's bound is implausible.
+_MANY = 3.0
+# In sds of the intercept: clipping may move it by less without a word.
+_MOVED = 1.5
 # If the expected sds without noise change by this factor, other records were declared than were used.
 _OTHER = 1.7
 # From this ratio of interval widths, with and without privacy, a reader wants advice.
@@ -143,11 +147,20 @@ class Joint(NamedTuple):
       mean, covariance: [D] and [D, D].
       usual: the columns' means by a survey, which was released with noise, 1 for the constant; None
         without a survey.
+      clipped: see ``Standing.clipped``.
     """
 
     mean: np.ndarray
     covariance: np.ndarray
     usual: np.ndarray | None = None
+    clipped: float = 0.0
+
+    def average(self) -> tuple[float, float] | None:
+        """Returns mean and sd of the predictor at the columns' means; None without a survey."""
+        if self.usual is None:
+            return None
+        sd = math.sqrt(float(self.usual @ self.covariance @ self.usual))
+        return float(self.usual @ self.mean), sd
 
 
 def from_dict(values: Mapping[str, Any] | None) -> Verdict | None:
@@ -272,8 +285,10 @@ def judge(
         *([unheld] if unheld else []),
         *_of_widths(rows, prior, effects, expected),
         *_of_prior(rows, prior),
-        *_of_ratios(study, rows, effects),
+        *_of_ratios(study, rows, prior, effects),
         *_of_survival(study, rows),
+        *_of_count(study, joint),
+        *_of_residuals(study, joint),
         *_of_twins(twins),
         *_of_contributions(study, contributions),
         *rate,
@@ -512,19 +527,30 @@ def _of_prior(
 
 
 def _of_ratios(
-    study: Study, rows: Sequence[Mapping[str, Any]], effects: Sequence[int]
+    study: Study,
+    rows: Sequence[Mapping[str, Any]],
+    prior: Sequence[Mapping[str, float]] | None,
+    effects: Sequence[int],
 ) -> Iterator[str]:
     """Yields ratios that no usual study has, with intervals that exclude 1."""
     ratio = regressions.ratio(study)
-    for row in (rows[i] for i in effects if ratio):
-        if row["lower"] <= 0.0 <= row["upper"] or row.get(f"{ratio}_ratio", 1.0) is None:
+    read = readings(study, [row["name"] for row in rows])
+    for i, row in ((i, rows[i]) for i in effects if ratio):
+        if row["lower"] <= 0.0 <= row["upper"] or not read[i].is_ratio:
             continue
-        column = study.data.columns_schema.get(row["name"], {})
+        name = row["name"]
+        while name and name not in study.data.columns_schema:
+            name = name.partition(": ")[2]  # after a class
+        column = study.data.columns_schema.get(name, {})
         part = 1.0
         if column.get("type") in ("number", "count") and "bounds" in column:
             low, high = column["bounds"]
-            # A step that is left out is half the width of the bounds.
-            part = min(1.0, (high - low) / 4.0 / float(column.get("scale", (high - low) / 2.0)))
+            # A step that is left out is half the width of a number's bounds, and 1 of a count.
+            step = (high - low) / 2.0 if column["type"] == "number" else 1.0
+            part = min(1.0, (high - low) / 4.0 / float(column.get("scale", step)))
+        if prior is not None and study.prior is not None:
+            # Of a column that fills a small part of its bounds, no two records are so far apart.
+            part *= min(1.0, study.prior.scale / prior[i]["sd"])
         if part * abs(row["mean"]) > math.log(_RATIO):
             found = math.exp(max(-700.0, min(row["mean"], 700.0)))
             article = "an" if ratio == "odds" else "a"
@@ -538,7 +564,8 @@ def _of_survival(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[st
     """Yields an alarm if surely nearly none of the reference records, or all, are left at the end."""
     if regressions.ratio(study) != "hazard":
         return
-    time = design_of(study)[1].response.columns[0]
+    response = design_of(study)[1].response
+    time, latest = response.columns[0], response.latest or 1.0
     bounds = study.data.columns_schema.get(time, {}).get("bounds")
     if bounds is None:
         return
@@ -547,7 +574,9 @@ def _of_survival(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[st
         found = _INTERVAL.match(row["name"])
         if found is None:
             continue
+        # The file's unit is in the name, and the hazard is one per follow-up.
         width = min(float(bounds[1]), float(found[2].replace("∞", "inf"))) - float(found[1])
+        width /= latest
         low, high = (
             math.exp(min(row["mean"] + sign * Z95 * row["sd"], 700.0)) for sign in (-1.0, 1.0)
         )
@@ -683,28 +712,59 @@ def _of_rate(study: Study, rows: Sequence[Mapping[str, Any]], joint: Joint | Non
     table = study.data.columns_schema.get(outcome)
     if table is None or table.get("type") != "binary":
         return
-    rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(intercept["mean"], 700.0))))
+    average = None if joint is None else joint.average()
+    mean, sd = average or (intercept["mean"], intercept["sd"])
+    rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(mean, 700.0))))
+    whose = "reference patients" if average is None else "records with average columns"
+    why = (
+        "its reference is far from a usual patient"
+        if average is None
+        else "the outcome is not as declared"
+    )
     shares = parse_expected(table, f"data.schema.{outcome}").shares
-    sure = Z95 * intercept["sd"]
     if shares is not None and 0.0 < shares[1] < 1.0:
         said = math.log(shares[1] / shares[0])
-        if joint is not None and joint.usual is not None:
-            mean = float(joint.usual @ joint.mean)
-            sd = math.sqrt(float(joint.usual @ joint.covariance @ joint.usual))
-            if abs(mean - said) - Z95 * sd > _FAR_USUAL:
-                rate = 1.0 / (1.0 + math.exp(-max(-700.0, min(mean, 700.0))))
-                yield (
-                    f"{outcome} would be true for {rate:.2g} of records with average columns, and "
-                    f"{shares[1]:.2g} was expected: the fit went astray, or the outcome is not as declared"
-                )
-                return
-        if abs(intercept["mean"] - said) - sure > _FAR:
+        if abs(mean - said) - Z95 * sd > (_FAR if average is None else _FAR_USUAL):
             yield (
-                f"{outcome} would be true for {rate:.2g} of reference patients, and {shares[1]:.2g} was "
-                "expected: the fit went astray, or its reference is far from a usual patient"
+                f"{outcome} would be true for {rate:.2g} of {whose}, and {shares[1]:.2g} was expected: the "
+                f"fit went astray, or {why}"
             )
-    elif abs(intercept["mean"]) - sure > -math.log(_RAREST):
+    elif abs(mean) - Z95 * sd > -math.log(_RAREST):
         yield (
-            f"{outcome} would be true for {rate:.2g} of reference patients, which is hardly plausible: the "
-            "fit went astray, or its reference is far from a usual patient"
+            f"{outcome} would be true for {rate:.2g} of {whose}, which is hardly plausible: the fit went "
+            f"astray, or {why}"
         )
+
+
+def _of_count(study: Study, joint: Joint | None) -> Iterator[str]:
+    """Yields an alarm if a count's usual mean is surely above its bound, or so small that none is seen."""
+    average = None if joint is None or regressions.ratio(study) != "rate" else joint.average()
+    if average is None:
+        return
+    design = design_of(study)[1]
+    name, exposure = design.response.columns[0], design.offset
+    most = study.data.columns_schema.get(name, {}).get("bounds", (0.0, math.inf))[1]
+    # A record with the largest exposure may never be there: follow-up ends at the event.
+    most = most if exposure is None else math.inf
+    low, high = (average[0] + sign * Z95 * average[1] for sign in (-1.0, 1.0))
+    least = 1.0 / sum(shared_parts.records(study).values())
+    if low > math.log(_MANY * most) or high < math.log(least):
+        rate = math.exp(max(-700.0, min(average[0], 700.0)))
+        where = "" if exposure is None else f" and the largest {exposure.column}"
+        yield (
+            f"{name}: a mean of {rate:.2g} in records with average columns{where} is hardly plausible: the "
+            "fit went astray, or a column is in another unit than was meant"
+        )
+
+
+def _of_residuals(study: Study, joint: Joint | None) -> Iterator[str]:
+    """Yields an alarm if long residuals are clipped, and no normal distribution explains them."""
+    average = None if joint is None else joint.average()
+    if joint is None or average is None or joint.clipped <= _MOVED * average[1]:
+        return
+    yield (
+        f"some records of {design_of(study)[1].response.columns[0]} are so far from the others that "
+        f"clipping moves the intercept by about {joint.clipped / average[1]:.2g} of its sds, and "
+        "coefficients of rare levels likewise: intervals do not show it. Narrower bounds of the outcome or "
+        "its logarithm, leave less to clip"
+    )

@@ -30,7 +30,7 @@ from fedvi.typing import Eta
 from fedvi.updates.abilities import ability
 from fedvi.updates.base import CleanState, LocalSolver
 from fedvi.updates.conjugate import brings_family
-from fedvi.updates.coordinates import ENOUGH_FOR_SIZES, Foreseen
+from fedvi.updates.coordinates import ENOUGH_FOR_SIZES, MOST_COUNT_NOISE, Foreseen
 
 __all__ = ["PRIOR", "Assembly", "assemble"]
 
@@ -273,6 +273,7 @@ def assemble(study: Study) -> Assembly:
     curvature = modelling.declared_curvature(study, design, model)
     unseen = modelling.vanishing(design, schema, model.names)
     most, exposed = modelling.outcome_range(design, schema)
+    wide = modelling.by_bounds(design, schema, model.names)
     size = len(model.names)
     family = parts.family(study, size)
     if family.size != size:
@@ -281,7 +282,7 @@ def assemble(study: Study) -> Assembly:
             f"but the model has {size} coordinates",
             "a family's function is called with `size` and must keep to it",
         )
-    public = Foreseen(1, 1, 1, norm, curvature, unseen, most, exposed)
+    public = Foreseen(1, 1, 1, norm, curvature, unseen, most, exposed, wide)
     made = noising.solver_of(study, family, model, schedule, budget, public)
     if made.solver.renews and "damping" in study.schedule.arguments:
         raise errors.ConfigError(
@@ -486,8 +487,8 @@ def _unlearnt_noise(model: Any, solver: LocalSolver) -> tuple[str, ...]:
     return (
         'model.noise_scale is "learn", and this plan does not: half the largest outcome counts as the sd '
         "of a record around its mean, and intervals are wide. It takes an intercept and a covariate, "
-        f"{ENOUGH_FOR_SIZES} rounds, and noise of one answer below 8 % of the declared records; or state "
-        "the sd",
+        f"{ENOUGH_FOR_SIZES} rounds, and noise of one answer below {100.0 * MOST_COUNT_NOISE:g} % of the "
+        "declared records; or state the sd",
     )
 
 

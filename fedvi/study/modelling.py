@@ -25,6 +25,7 @@ from fedvi.study.spec.coefficients import outcome_scales
 from fedvi.updates.conjugate import ConjugateModel
 
 __all__ = [
+    "by_bounds",
     "by_place",
     "check_columns",
     "check_ids",
@@ -290,6 +291,23 @@ def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int
         (i, j, -1) for i in range(len(parts)) for j in range(i) if _exclude(parts[i], parts[j])
     )
     return tuple(itertools.islice(itertools.chain(indicators, apart), _MOST_PRODUCTS))
+
+
+def by_bounds(design: Any, schema: Any, names: Any) -> tuple[int, ...]:
+    """Lists the coefficients of numbers themselves that no unit was declared for, but the bounds'.
+
+    Only with the intercept, and if the model's coefficients are the design's.
+    """
+    if design is None or tuple(names) != design.names or () not in design.coefficients:
+        return ()
+    return tuple(
+        index
+        for index, parts in enumerate(design.coefficients)
+        if len(parts) == 1
+        and parts[0].transform is None
+        and isinstance(column := schema.get(parts[0].column), Number)
+        and column.by_bounds
+    )
 
 
 def _is_indicator(parts: Any, schema: Any) -> bool:

@@ -14,7 +14,7 @@ from fedvi.study.spec import conjugates, regressions
 from fedvi.study.spec.coefficients import design_of
 from fedvi.updates.abilities import ability
 
-__all__ = ["of_intervals", "of_noise", "remarks"]
+__all__ = ["of_intervals", "of_surveys", "remarks"]
 
 _UNCONSTRAINED = (
     "coefficients are on the model's unconstrained scale: log σ for a positive σ, logit p for a p "
@@ -67,12 +67,30 @@ def _told_noise(study: Study, noise_scale: float) -> tuple[float, str]:
     return noise_scale * column.scale, f"{column.unit} of {name}" if column.unit else name
 
 
-def of_noise(study: Study, noise_scale: float | None) -> list[str]:
-    """Returns the remark on noise around outcomes that a run learnt, in the unit of the model; or none."""
-    if noise_scale is None:
-        return []
-    value, unit = _told_noise(study, noise_scale)
-    return [f"the sd of a record around its mean is {value:.3g} ({unit}), by a release of this run"]
+def of_surveys(
+    study: Study, noise_scale: float | None, wider: Mapping[str, float] | None
+) -> list[str]:
+    """Returns the remarks on what a run's surveys told of outcomes and columns; or none.
+
+    Args:
+      study: of a regression.
+      noise_scale: the sd of records around their mean, in the unit of the model.
+      wider: coefficient → the sd of its prior in the unit of the file, where columns are much narrower than
+        their bounds.
+    """
+    said = []
+    if noise_scale is not None:
+        value, unit = _told_noise(study, noise_scale)
+        said += [
+            f"the sd of a record around its mean is {value:.3g} ({unit}), by a release of this run"
+        ]
+    if wider:
+        sds = ", ".join(f"{name} {sd:.3g}" for name, sd in wider.items())
+        said += [
+            f"priors have another sd than the study states: {sds}. A release of this run says that these "
+            "columns fill a small part of their bounds, and the study names no other unit of them"
+        ]
+    return said
 
 
 def of_intervals(study: Study, family: Any) -> str:

@@ -69,12 +69,12 @@ class Change(NamedTuple):
       delta: as above.
       survey: if the answer was a survey of the client's columns, their sums: (Σ x, diag of Σ x²), as (h,
         J); if it counted sizes of slopes, the counts: D of them as h, and D on the diagonal of J.
-      sized: whether it counted sizes of slopes.
+      sized: the coordinates' ``spread`` when sizes of slopes were asked for; None if they were not counted.
     """
 
     delta: Eta
     survey: GaussianEta | None = None
-    sized: bool = False
+    sized: float | None = None
 
 
 class Fold(NamedTuple):
@@ -89,7 +89,7 @@ class Fold(NamedTuple):
       damping: the step s of this fold.
       surveys: of the clients whose answer was a survey, see ``Change``.
       noise: the variance of the noise of one answer, in units of what its mechanism adds.
-      sized: the clients in ``surveys`` that counted sizes of slopes.
+      sized: client in ``surveys`` that counted sizes of slopes → ``Change.sized``.
     """
 
     prior: Eta
@@ -100,7 +100,7 @@ class Fold(NamedTuple):
     damping: float
     surveys: Mapping[str, GaussianEta] = MappingProxyType({})
     noise: float = 1.0
-    sized: frozenset[str] = frozenset()
+    sized: Mapping[str, float] = MappingProxyType({})
 
 
 class Standing(NamedTuple):
@@ -131,6 +131,9 @@ class Standing(NamedTuple):
       jitter: the largest change of a mean, in posterior sds, that noise alone makes in a round, except in
         about one round in a hundred; 0 if it is not computed.
       noise: the largest ``Fold.noise`` so far.
+      prior: the prior in units of the columns' spread, once a survey has told it; None: the study's.
+      clipped: what clipping takes from a mean over records of residuals, in the unit of the outcome; 0: as
+        far as surveys tell, nothing.
     """
 
     handed_out: Eta
@@ -148,6 +151,8 @@ class Standing(NamedTuple):
     surprise: float = 0.0
     jitter: float = 0.0
     noise: float = 1.0
+    prior: Eta | None = None
+    clipped: float = 0.0
 
 
 class Shard(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
+import scipy
 
 from fedvi.expfam.gaussian import GaussianEta
 from fedvi.typing import INTERCEPT
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "EMPHASIS",
     "ENOUGH_FOR_SIZES",
+    "MOST_COUNT_NOISE",
     "Coordinates",
     "Foreseen",
     "Outcome",
@@ -50,21 +52,31 @@ _CURVATURE_WEIGHT = 2.0
 _ENOUGH_ROUNDS = 5
 # If the noise of one sum is a larger share of all declared records, a survey is too inaccurate.
 _MOST_NOISE = 0.5
-# The same for a count of records whose slopes have about one size.
-_MOST_COUNT_NOISE = 0.08
 # Weights of counts, of which few are near the longest slope, leave long rows: those say more of curvatures.
 _LONGER = 2.0
 # Sizes of slopes of counts are in thirds of the longest that weights expect.
 _THIRDS = 3.0
+# A prior for half the width of bounds is one for at most this many sds of the column.
+_WITHIN = 2.0
+# A spread that noise hides counts as this many sds of the noise in its sum: the prior is then seldom too
+# narrow, and no wider than helps predictions.
+_AT_LEAST = 0.25
 # Weights expect this many times the mean exposure.
 _EXPOSED = 1.5
 ENOUGH_FOR_SIZES = 8
 """With fewer rounds, sizes of slopes, which take up to two, would cost too much."""
 
+MOST_COUNT_NOISE = 0.06
+"""The most noise in a count of records of one size, as a share of all declared records."""
+
 EMPHASIS = 2.0
 """The factor of an outcome in a survey: its mean must be precise, since sizes of slopes are around it."""
+# A level that so few records have is to be biased little, too.
+_SELDOM_ONES = 0.05
 # The most sizes of slopes that are told apart.
 _MOST_SIZES = 14
+# The largest ratio of neighbouring borders between sizes.
+_WIDEST_SIZE = 2.2
 # A count that is more of its noise's sds is not noise alone.
 _SEEN = 3.0
 
@@ -82,6 +94,7 @@ class Foreseen(NamedTuple):
       vanishing: products of columns that are 0 in every record, see ``supported.vanishing_forms``.
       most: the declared upper bound of the outcome, as the model sees it; None if there is none.
       exposed: the largest offset; None without an offset whose exponential is an exposure.
+      by_bounds: the coefficients whose unit is half the width of their column's bounds.
     """
 
     rounds: int = 1
@@ -92,6 +105,7 @@ class Foreseen(NamedTuple):
     vanishing: tuple[tuple[int, int, int], ...] = ()
     most: float | None = None
     exposed: float | None = None
+    by_bounds: tuple[int, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -153,6 +167,7 @@ class Survey(TypedDict):
       noise: the variance of the noise that means over all rounds leave in one number of all clients' sum.
       curvature: what a typical record adds to the precision of the coefficient of a column of variance 1.
       outcome: what is learnt of outcomes; None for nothing.
+      by_bounds: see ``Foreseen``; plans of earlier versions have none.
     """
 
     constant: int
@@ -162,6 +177,7 @@ class Survey(TypedDict):
     noise: float
     curvature: float
     outcome: OutcomeSurvey | None
+    by_bounds: list[int]
 
 
 def planned_survey(
@@ -193,7 +209,7 @@ def planned_survey(
     noise = noise_multiplier * math.sqrt(foreseen.clients) / rate
     records = foreseen.clients * foreseen.records
     plan = None
-    if outcome is not None and noise <= _MOST_COUNT_NOISE * records:
+    if outcome is not None and noise <= MOST_COUNT_NOISE * records:
         plan = _planned_outcome(outcome, len(names), foreseen)
     # An outcome is about ½, and so is an exposure, in four entries.
     more = 0.0 if plan is None else (EMPHASIS / 2.0) ** 2
@@ -209,6 +225,7 @@ def planned_survey(
         noise=_noise_left(foreseen, noise_multiplier, rate),
         curvature=curvature,
         outcome=plan,
+        by_bounds=list(foreseen.by_bounds),
     )
 
 
@@ -219,6 +236,8 @@ def _planned_outcome(outcome: Outcome, size: int, foreseen: Foreseen) -> Outcome
     # Residuals are compared with the bounds of the outcome; slopes of counts with the model's own sd.
     largest, ratio = (2.0 * foreseen.most, 1000.0) if outcome.kind == "number" else (10.0, 100.0)
     count = min(_MOST_SIZES, 2 * size)
+    # Few coefficients leave few sizes: a wide one would say little of an sd within it.
+    ratio = min(ratio, _WIDEST_SIZE ** (count - 1))
     return OutcomeSurvey(
         kind=outcome.kind,
         most=foreseen.most,
@@ -261,12 +280,12 @@ def root_mean_square(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> f
     share = np.maximum(kept, 0.0) / np.maximum(kept, 0.0).sum()
     found = math.sqrt(float(share @ upper**2))
     # Counts below 0 are noise, and must not make it vanish.
-    least = 0.1 * float(share @ (lower * upper))
+    least = max(0.1 * float(share @ (lower * upper)), (borders[0] / 3.0) ** 2)
     for _ in range(50):
         within = found**2 * _mean_square(lower / found, upper / found)
         found = math.sqrt(max(float(kept @ within) / float(kept.sum()), least))
     # One sd of what noise makes of it: an sd that is too small would be worse than one too large.
-    doubt = noise * float(np.linalg.norm(within[: seen[-1] + 1])) / float(kept.sum())
+    doubt = noise * float(np.linalg.norm(within[: seen[-1] + 2])) / float(kept.sum())
     return math.sqrt(found**2 + doubt)
 
 
@@ -276,11 +295,8 @@ def _seldom_longer(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> flo
     Clipping shortens only long slopes, which are mostly those of large counts. What it takes from the sum
     of slopes is to be below half of that sum's sd, by the counts that noise does not hide.
     """
-    borders = np.array(plan["sizes"])
-    usual = np.sqrt(
-        np.append(borders[0] ** 2 / borders[1], borders) * np.append(borders, 2 * borders[-1])
-    )
-    kept = np.where(counts > 2.0 * noise, counts, 0.0)
+    usual = _usual(plan)
+    borders, kept = np.array(plan["sizes"]), np.where(counts > 2.0 * noise, counts, 0.0)
     limit = 0.5 * math.sqrt(float(kept @ usual**2)) + noise
     for border in [_THIRDS, *borders[borders > _THIRDS]]:
         if float(kept @ np.maximum(usual - border, 0.0)) <= limit:
@@ -288,10 +304,86 @@ def _seldom_longer(plan: OutcomeSurvey, counts: np.ndarray, noise: float) -> flo
     return float(borders[-1]) / _THIRDS
 
 
+def _usual(plan: OutcomeSurvey) -> np.ndarray:
+    """Returns the middle of each size, [K]."""
+    borders = np.array(plan["sizes"])
+    lower = np.append(borders[0] ** 2 / borders[1], borders)
+    return np.asarray(np.sqrt(lower * np.append(borders, 2 * borders[-1])))
+
+
+def _shorter(
+    survey: Survey,
+    plan: OutcomeSurvey,
+    counts: np.ndarray,
+    noise: float,
+    spread: float,
+    at: "Coordinates",
+) -> float:
+    """Returns by how much rows must be shorter, at least 1, so that clipping long residuals biases little.
+
+    With rows as long as ``of_survey`` makes them, residuals of more than ``_THIRDS`` sds are clipped in
+    long rows, and those of more than √10 / length in usual ones. What this takes from the sum of residuals
+    is to be below half of that sum's sd, sampling and noise, among all records and among a share of
+    ``_SELDOM_ONES`` of them, such as a rare level. As many long residuals as a normal distribution has on
+    either side do not count, since they cancel. Rows do not become so short that noise hides curvatures.
+
+    Args:
+      survey, plan: its description.
+      counts, noise: see ``root_mean_square``.
+      spread: the sd of residuals.
+      at: coordinates before, in which rows have the length for the expected sd.
+    """
+    long, usual, sd = _long(plan, counts, noise, spread)
+    size, count = len(at.scale), max(float(counts.sum()), noise, 1.0)
+    expected = survey["curvature"] ** -0.5
+    length = _length(size, survey["noise"], count, survey["curvature"])
+    # Of a gradient's noise, in residuals ÷ spread.
+    noised = survey["noise"] * (expected / at.scale[at.constant]) ** 2
+    most = max(1.0, length / _visible(size, survey["noise"], count, survey["curvature"]))
+    shorter = 1.0
+    while shorter < most:
+        reaches = ((1.0, max(_THIRDS, expected / length)), (_SELDOM_ONES, _THIRDS))
+        if all(
+            share * float(long @ np.maximum(usual - reach * shorter, 0.0))
+            <= 0.5 * math.sqrt(share * sd**2 + noised * shorter**2)
+            for share, reach in reaches
+        ):
+            break
+        shorter *= 1.1
+    return min(shorter, most)
+
+
+def _long(
+    plan: OutcomeSurvey, counts: np.ndarray, noise: float, spread: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Returns how many records of each size a normal distribution does not explain, [K]; the sizes ÷
+    spread, [K]; and the sd of their sum.
+    """
+    usual = _usual(plan) / spread
+    kept = np.where(counts > _SEEN * noise, counts, 0.0)
+    borders = np.append(0.0, np.array(plan["sizes"]) / spread)
+    normal = 2.0 * np.diff(scipy.special.ndtr(borders), append=1.0)
+    long = np.maximum(kept - kept.sum() * normal, 0.0)
+    return long, usual, math.sqrt(float(kept @ usual**2))
+
+
+def _taken(plan: OutcomeSurvey, counts: np.ndarray, noise: float, at: "Coordinates") -> float:
+    """Returns what clipping takes from a mean of residuals, in rows of usual length.
+
+    Args:
+      plan, counts, noise: see ``root_mean_square``.
+      at: coordinates of rows whose root mean square is √D × the constant's scale.
+    """
+    long, usual, _ = _long(plan, counts, noise, at.spread)
+    length = at.scale[at.constant] * math.sqrt(len(at.scale))
+    reach = max(_THIRDS, at.spread / length)
+    lost = float(long @ np.maximum(usual - reach, 0.0))
+    return at.spread * lost / max(float(counts.sum()), noise, 1.0)
+
+
 def _mean_square(lower: np.ndarray, upper: np.ndarray) -> np.ndarray:
     """Returns E[z² | lower < |z| ≤ upper] of a standard normal z, elementwise."""
-    from scipy.special import ndtr
-
+    ndtr = scipy.special.ndtr
     lower, upper = np.minimum(lower, 8.0), np.minimum(upper, 9.0)
     inside = ndtr(-lower) - ndtr(-upper)
     edge = [a * np.exp(-0.5 * a**2) / math.sqrt(2.0 * math.pi) for a in (lower, upper)]
@@ -335,10 +427,16 @@ def _length(size: int, noise: float, records: float, curvature: float) -> float:
     told = records * _TYPICAL_CURVATURE / size  # of a coefficient, by rows of length 1
     # The minimum of noise / (told · L²) + records · L⁴ / (2 · _ALIKE).
     balanced = (_ALIKE * noise / (told * records)) ** (1.0 / 6.0)
+    unit = math.sqrt(_TYPICAL_CURVATURE / curvature)
+    return min(max(balanced * unit, _visible(size, noise, records, curvature)), _LONGEST * unit)
+
+
+def _visible(size: int, noise: float, records: float, curvature: float) -> float:
+    """Returns the length of rows below which noise hides curvatures."""
+    told = records * _TYPICAL_CURVATURE / size
     # Noise in a symmetric matrix has eigenvalues of up to its sd × √(2D).
     seen = math.sqrt(math.sqrt(2.0 * size * noise) / (_CURVATURE_WEIGHT * told * _HIDDEN))
-    length = min(max(balanced, seen), _LONGEST)
-    return length * math.sqrt(_TYPICAL_CURVATURE / curvature)
+    return seen * math.sqrt(_TYPICAL_CURVATURE / curvature)
 
 
 class Coordinates(NamedTuple):
@@ -406,9 +504,9 @@ class Coordinates(NamedTuple):
 
 
 def of_survey(
-    survey: Survey, sums: GaussianEta, noise: float, precision: np.ndarray
-) -> tuple[Coordinates, float]:
-    """Makes coordinates in which columns that exceed the noise have equal weight, and an intercept.
+    survey: Survey, sums: GaussianEta, noise: float, prior: GaussianEta
+) -> tuple[Coordinates, GaussianEta, float]:
+    """Makes coordinates in which columns that exceed the noise have equal weight, a prior and an intercept.
 
     With N = Σ x_c, a column has the mean μ_j = Σ x_j / N and the sum of squares s_j = Σ x_j² − N μ_j².
     Its scale is √(N / (max(s_j, u) + p_j)), times a constant that gives rows the length of ``length_for``
@@ -416,12 +514,16 @@ def of_survey(
     zero, and p_j expresses the prior as a number of records. The intercept is that of centred columns
     where outcomes are as the survey says; 0 if it says nothing of them.
 
+    The prior is the given one where bounds say how columns are spread. Where they are much too wide, the
+    prior of a coefficient per half-width of them would hold back effects that are real: it is then that of
+    ``_WITHIN`` sds of the column, and the intercept's is around the survey's at the columns' means.
+
     Args:
       survey: its description.
       sums: (Σ x_j, diag of Σ x_j²), with noise, the constant column's × emphasis: [D] and [D, D]; with an
         ``OutcomeSurvey`` as that says.
       noise: u.
-      precision: of the prior, [D].
+      prior: a Gaussian.
     """
     constant, plan, squares = survey["constant"], survey["outcome"], np.diagonal(sums.J).copy()
     if plan is None:
@@ -448,26 +550,50 @@ def of_survey(
             usual = math.expm1(math.log1p(plan["most"]) * min(share, 1.0))
             start = math.log(usual) - exposed
             curvature = usual / (1.0 + plan["dispersion"] * usual) / _LONGER**2
-    pull = precision / curvature
     centre = sums.h / count
     centre[constant] = 0.0
     squares = squares - count * centre**2
     squares[constant] = count
     seen = np.maximum(squares, noise)
+    spread = np.sqrt(np.maximum(squares, _AT_LEAST * noise) / count)
+    wide = _of_spread(prior, survey, centre, spread, start)
+    pull = np.diagonal(wide.J) / curvature
     scale = np.sqrt(count / (seen + pull))
     whole = float((scale**2 * np.maximum(squares, 0.0)).sum()) / count
     length = _length(len(scale), survey["noise"], count, curvature)
     # At least 1, the approximate length of the constant column alone.
     scale = scale * length / math.sqrt(max(whole, 1.0))
-    return Coordinates(centre, scale, constant, level=level, sizes=asks), start
+    return Coordinates(centre, scale, constant, level=level, sizes=asks), wide, start
 
 
-def of_sizes(survey: Survey, at: Coordinates, counts: np.ndarray, noise: float) -> Coordinates:
-    """Makes coordinates for slopes of the sizes that were counted.
+def _of_spread(
+    prior: GaussianEta, survey: Survey, mean: np.ndarray, sd: np.ndarray, start: float
+) -> GaussianEta:
+    """Returns the prior in units of the columns' spread, see ``of_survey``.
+
+    Args:
+      prior, survey: as there.
+      mean, sd: of each column, [D].
+      start: the intercept of centred columns.
+    """
+    of, constant = survey.get("by_bounds", []), survey["constant"]
+    narrower, moves = np.ones(len(sd)), np.eye(len(sd))
+    narrower[of] = np.minimum(1.0, _WITHIN * sd[of])
+    moves[constant, of] = mean[of]
+    J = narrower[:, None] * prior.J * narrower
+    h = narrower * prior.h + J[:, constant] * start
+    J = moves.T @ J @ moves
+    return GaussianEta(moves.T @ h, (J + J.T) / 2.0)
+
+
+def of_sizes(
+    survey: Survey, at: Coordinates, counts: np.ndarray, noise: float
+) -> tuple[Coordinates, float]:
+    """Makes coordinates for slopes of the sizes that were counted, and says what clipping takes from them.
 
     The first counts define how long rows are, since a slope times a row is to have a length of about 1; for
     a number with unknown noise, they also define the noise that steps assume. Later counts say only how
-    large residuals are now.
+    large residuals are now, and what clipping takes from their mean, in the unit of the outcome.
 
     Args:
       survey: its description, with an ``OutcomeSurvey``.
@@ -477,17 +603,21 @@ def of_sizes(survey: Survey, at: Coordinates, counts: np.ndarray, noise: float) 
     """
     plan = survey["outcome"]
     assert plan is not None
-    at = at._replace(sizes=False)
-    found = root_mean_square(plan, counts[: len(plan["sizes"]) + 1], noise)
+    at, counts = at._replace(sizes=False), counts[: len(plan["sizes"]) + 1]
+    if plan["kind"] == "count":
+        return at._replace(spread=_seldom_longer(plan, counts, noise)), 0.0
+    found = root_mean_square(plan, counts, noise)
     if at.spread:
         # Steps assumed the spread of outcomes; what explains some of it leaves less.
-        return at if found is None else at._replace(residual=min(found, at.spread))
-    if plan["kind"] == "count":
-        return at._replace(spread=_seldom_longer(plan, counts[: len(plan["sizes"]) + 1], noise))
+        if found is None:
+            return at, 0.0
+        return at._replace(residual=min(found, at.spread)), _taken(plan, counts, noise, at)
     # A number's slope is its residual ÷ spread².
     expected = survey["curvature"] ** -0.5
-    spread = expected if found is None else found
-    return at._replace(spread=spread, scale=at.scale * spread / expected)
+    if found is None:
+        return at._replace(spread=expected), 0.0
+    shorter = _shorter(survey, plan, counts, noise, found, at)
+    return at._replace(spread=found, scale=at.scale * found / expected / shorter), 0.0
 
 
 def fold_inward(at: Coordinates, fold: "Fold") -> "Fold":

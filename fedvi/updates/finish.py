@@ -117,7 +117,7 @@ def finish_site(
         )
         if asked == "sizes":
             counts = GaussianEta(value["gradient"] / rate, np.diag(diagonal) / rate)
-            return Change(same, counts, sized=True)
+            return Change(same, counts, sized=0.0 if at is None else at.spread)
         unit = survey["unit"] / rate
         squares = np.diag(diagonal) * unit
         if survey["outcome"] is not None and survey["outcome"]["exposed"] is not None:

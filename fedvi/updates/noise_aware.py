@@ -109,6 +109,8 @@ def of_sites(
     louder = math.sqrt(fold.noise)
     gradient_sd, curvature_sd = gradient_sd * louder, curvature_sd * louder
     at = None if before is None else before.coordinates
+    if before is not None and before.prior is not None:
+        fold = _with_prior(fold, before.prior)
     if survey is not None and at is None:
         return _surveyed(family, fold, gradient_sd, survey)
     told = functools.partial(
@@ -144,34 +146,52 @@ def of_sites(
         known = at.residual if plan["kind"] == "number" else at.spread
         asks = found.folds >= plan["after"] and not known
         found = found._replace(coordinates=at._replace(sizes=asks))
-    return coordinates.standing_outward(at, found)
+    # As it was: there and back would change its last digits in every fold.
+    found = coordinates.standing_outward(at, found)
+    return found._replace(prior=before.prior, clipped=before.clipped)
 
 
 def _surveyed(family: Any, fold: Fold, gradient_sd: float, survey: Survey) -> Standing:
     """Makes coordinates from the first surveys; q moves only to where outcomes are."""
     noise = gradient_sd * survey["unit"] * math.sqrt(len(fold.surveys))
     sums = tree.total(fold.surveys.values(), family.zeros())
-    at, start = coordinates.of_survey(survey, sums, noise, np.diagonal(fold.prior.J))
+    at, prior, start = coordinates.of_survey(survey, sums, noise, fold.prior)
+    # A prior with a factor of its own is not Gaussian, and stays as the study states it.
+    told = prior if tree.equal(fold.known, fold.prior) else None
+    if told is not None:
+        fold = _with_prior(fold, told)
     q = handed_out = family.project(fold.known, fold.prior)
     if survey["outcome"] is not None:
         mean = family.moments(q)[0]
         mean[at.constant] = start
         handed_out = GaussianEta(q.J @ mean, q.J)
     nothing = GaussianEta(np.zeros(family.size), np.zeros((family.size, family.size)))
-    return Standing(handed_out, q, nothing, folds=0, squares=0.0, coordinates=at)
+    return Standing(handed_out, q, nothing, folds=0, squares=0.0, coordinates=at, prior=told)
+
+
+def _with_prior(fold: Fold, prior: GaussianEta) -> Fold:
+    """Returns the fold with another prior in the place of its own."""
+    more = tree.subtract(prior, fold.prior)
+    known, posterior = tree.add(fold.known, more), tree.add(fold.posterior, more)
+    return fold._replace(prior=prior, known=known, posterior=posterior)
 
 
 def _sized(before: Standing, fold: Fold, gradient_sd: float, survey: Survey) -> Standing:
     """Makes coordinates from sizes of slopes, if some answers of this fold counted them."""
+    at = before.coordinates
+    if at is None or not at.sizes:
+        return before
     counted = [
         np.concatenate([fold.surveys[name].h, np.diagonal(fold.surveys[name].J)])
         for name in sorted(fold.sized)
+        # Others come late, and counted at coordinates that are gone.
+        if fold.sized[name] == at.spread
     ]
-    if not counted or before.coordinates is None:
+    if not counted:
         return before
     noise = gradient_sd * math.sqrt(len(counted))
-    at = coordinates.of_sizes(survey, before.coordinates, np.sum(counted, axis=0), noise)
-    return before._replace(coordinates=at)
+    at, clipped = coordinates.of_sizes(survey, at, np.sum(counted, axis=0), noise)
+    return before._replace(coordinates=at, clipped=clipped)
 
 
 def _of_sites(

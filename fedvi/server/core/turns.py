@@ -352,7 +352,7 @@ def _fold(spec: ServerSpec, state: ServerState) -> ServerState:
         staleness=tuple(state.version - answer.task.version for answer in state.answers),
         late={answer.task.client for answer in state.answers if answer.late},
         surveys={name: c.survey for name, c in changes.items() if c.survey is not None},
-        sized=frozenset(name for name, change in changes.items() if change.sized),
+        sized={n: change.sized for n, change in changes.items() if change.sized is not None},
     )
 
 
@@ -365,7 +365,7 @@ def committed(
     late: Collection[str] = (),
     surveys: Mapping[str, GaussianEta] = MappingProxyType({}),
     arrived: tuple[str, ...] | None = None,
-    sized: frozenset[str] = frozenset(),
+    sized: Mapping[str, float] = MappingProxyType({}),
 ) -> ServerState:
     """Folds answers into the factors and the posterior, and writes an entry of the history.
 
@@ -377,7 +377,7 @@ def committed(
       late: clients whose turn was skipped before they answered.
       surveys: of the clients whose answer was a survey.
       arrived: the clients in order of arrival; None: the order of ``deltas``.
-      sized: the clients whose survey counted sizes of slopes.
+      sized: see ``Fold``.
     """
     arrived = tuple(deltas) if arrived is None else arrived
     group = tuple(sorted(arrived))
@@ -489,8 +489,9 @@ def _sum_folded(spec: ServerSpec, gather: sum_rounds.Gather, state: ServerState)
         if finished.survey is not None:
             # As if each client had sent an equal part of the sum and of its noise.
             equal: GaussianEta = tree.scale(finished.survey, 1.0 / len(members))
-            sized = frozenset(members if finished.sized else ())
-            fold = fold._replace(surveys=dict.fromkeys(members, equal), sized=sized)
+            fold = fold._replace(surveys=dict.fromkeys(members, equal))
+            if finished.sized is not None:
+                fold = fold._replace(sized=dict.fromkeys(members, finished.sized))
         standing = spec.stand(spec.family, fold, state.standing)
         after = after._replace(
             standing=standing._replace(handed_out=tree.freeze(standing.handed_out), noise=louder)
@@ -564,7 +565,10 @@ def noted(spec: ServerSpec, state: ServerState, rounds_before: int, update: Upda
         gap = folding.gap(spec.family, state.round_start, now)
         if state.standing is not None:
             standing = state.standing
-            missed = foretold.missed(spec.family, spec.stand, _known(spec, state), standing)
+            known = _known(spec, state)
+            if standing.prior is not None:
+                known = tree.add(known, tree.subtract(standing.prior, spec.prior))
+            missed = foretold.missed(spec.family, spec.stand, known, standing)
             gap = gap._replace(
                 surprise=max(standing.surprise, missed),
                 jitter=standing.jitter,
@@ -591,7 +595,7 @@ def stand(
     asked: Mapping[str, Eta],
     damping: float,
     surveys: Mapping[str, GaussianEta] = MappingProxyType({}),
-    sized: frozenset[str] = frozenset(),
+    sized: Mapping[str, float] = MappingProxyType({}),
 ) -> Standing | None:
     """Computes the standing from noisy factors; factors of clients without records are exact."""
     assert spec.stand is not None

@@ -144,7 +144,7 @@ def _write_answer(answer: Answer, put: Put) -> Any:
 def _read_answer(value: Any, get: Get, like: Eta) -> Answer:
     value = dict(value)
     # Answers stored by earlier versions have none.
-    survey, sized = value.pop("survey", None), value.pop("sized", False)
+    survey, sized = value.pop("survey", None), value.pop("sized", None)
     change = Change(
         _read_eta(value["change"], get, like), survey and _read_eta(survey, get, like), sized
     )
@@ -167,7 +167,7 @@ def _read_stage(value: Any, get: Get, like: Eta) -> StageEnd:
 
 
 # Fields of a standing; unused ones are None, and states of earlier versions lack some.
-_ETAS = ("handed_out", "reported", "curvature", "reference", "begun", "gradient")
+_ETAS = ("handed_out", "reported", "curvature", "reference", "begun", "gradient", "prior")
 
 
 def _write_standing(standing: Standing | None, put: Put) -> Any:

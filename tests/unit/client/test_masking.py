@@ -36,6 +36,7 @@ from fedvi.transport import codec
 from fedvi.transport.memory import Link
 from fedvi.transport.signers import within_one_process
 from fedvi.updates.base import Task
+from fedvi.updates.coordinates import Coordinates
 from tests.masked import NAMES, SOLVERS, Consortium, Lying, assembled, raw, records
 
 
@@ -423,14 +424,24 @@ def test_another_q_for_one_site_shows_the_server_nothing(assembly: build.Assembl
     assert tree.equal(consortium.coordinator.state.posterior, assembly.prior)
 
 
-@pytest.mark.parametrize(
-    "field", ["visit", "version", "damping", "posterior", "factor", "set_up", "study"]
-)
+# The site, and the name that holds it, differ between the sites of a round.
+_OF_ALL = sorted({*Task._fields} - {"task_id", "client", "coordinates"})
+
+
+@pytest.mark.parametrize("field", [*_OF_ALL, "set_up", "study", *Coordinates._fields])
 def test_a_mask_is_bound_to_all_that_a_task_says(assembly: build.Assembly, field: str) -> None:
     consortium = Consortium(assembly)
     consortium.set_up()
     task = offered(consortium, "north")
     before = task_digest(bytes(32), "ab12", task)
+    if field in Coordinates._fields:
+        at = Coordinates(np.zeros(3), np.ones(3), 0)
+        moved = at._replace(**{field: getattr(at, field) + 1})
+        digests = [
+            task_digest(bytes(32), "ab12", task._replace(coordinates=each)) for each in (at, moved)
+        ]
+        assert len({before, *digests}) == 3
+        return
     if field in ("set_up", "study"):
         given = (bytes(31) + b"1", "ab12") if field == "set_up" else (bytes(32), "ab13")
         assert task_digest(*given, task) != before

@@ -14,6 +14,7 @@ from fedvi.results.outcome import record, verdict_of
 from fedvi.results.verdict import Contributions, Joint, judge
 from fedvi.run.simulate import run
 from fedvi.study.config import parse_study
+from fedvi.study.spec.coefficients import design_of
 from tests.unit.planning.test_widths import planned, raw_plan, sources
 
 
@@ -177,9 +178,13 @@ def test_ten_runs_that_went_well_have_no_alarm(raw: Any, given: Any) -> None:
 @pytest.mark.parametrize(
     ("raw", "given", "words"),
     [
-        (study(0.05), drawn(), "wider than before any record was seen"),
-        (study(), drawn(s0=0, s1=0, s2=0, s3=0), "wider than before any record was seen"),
-        (study(4.0, data={"max_records": 3}), drawn(s0=3, s1=3, s2=3, s3=3), "wider than before"),
+        (study(0.05), drawn(), "added next to nothing"),
+        (study(), drawn(s0=0, s1=0, s2=0, s3=0), "the run learnt nothing"),
+        (
+            study(4.0, data={"max_records": 3}),
+            drawn(s0=3, s1=3, s2=3, s3=3),
+            "the run learnt nothing",
+        ),
         (study(4.0, solver={"clip_norm": 1e-4}), drawn(), "the run learnt nothing"),
         (
             study(4.0, solver={"clip_norm": 1e-4}),
@@ -355,9 +360,19 @@ def test_a_posterior_that_is_its_prior_says_that_nothing_was_learnt_and_not_that
     assert not any("learnt nothing" in alarm for alarm in moved.alarms)
 
 
-def told_of(kind: str, formula: str, names: dict[str, tuple[float, float]], **more: Any) -> Any:
+def told_of(
+    kind: str,
+    formula: str,
+    names: dict[str, tuple[float, float]],
+    others: dict[str, Any] | None = None,
+    **more: Any,
+) -> Any:
     """Returns the verdict on a made-up posterior, coefficient → (mean, sd), of a study of this kind."""
-    raw = study(model={"kind": kind, "formula": formula} | more, data=columns(**OTHERS))
+    raw = study(
+        model={"kind": kind, "formula": formula} | more,
+        data=columns(**(OTHERS | (others or {}))),
+        prior={"scale": 2.5},
+    )
     raw["model"] = {"kind": kind, "formula": formula} | more
     found = [
         {"name": name, "mean": mean, "sd": sd, "lower": mean - 2 * sd, "upper": mean + 2 * sd}
@@ -409,18 +424,37 @@ def test_a_ratio_that_is_implausible_is_told(name: str, mean: float, is_told: bo
     assert not any("is implausible" in alarm for alarm in open_)
 
 
+@pytest.mark.parametrize("unit", [1.0, 365.25, 1 / 24.0])
 @pytest.mark.parametrize(
     ("hazards", "left"),
-    [((-8.0, -7.0), ""), ((-2.6, -2.0), "nearly none"), ((-20.0, -21.0), "nearly all")],
+    [((0.2, 1.0), ""), ((5.4, 6.0), "nearly none"), ((-12.0, -13.0), "nearly all")],
 )
-def test_survival_that_is_implausible_is_told(hazards: tuple[float, float], left: str) -> None:
-    names = ("baseline (0, 365]", "baseline (365, ∞)")
-    seen = {name: (mean, 0.3) for name, mean in zip(names, hazards, strict=True)}
-    told = told_of("survival", "Surv(days, dead) ~ old", seen | {"old": (0.2, 0.3)}, cuts=[365])
-    assert [left in alarm for alarm in told] == [True] * bool(left)
+def test_survival_that_is_implausible_is_told_in_any_unit(
+    hazards: tuple[float, float], left: str, unit: float
+) -> None:
+    """Log hazards are per follow-up of 3,000 days; names and bounds are in the unit of the file."""
+    days = {"days": {"type": "number", "bounds": [1 / unit, 3000 / unit]}}
+    cut = 365 / unit
+    names = (f"baseline (0, {cut:g}]", f"baseline ({cut:g}, ∞)")
+
+    def told(sd: float) -> Any:
+        seen = {name: (mean, sd) for name, mean in zip(names, hazards, strict=True)}
+        formula = "Surv(days, dead) ~ old"
+        return told_of("survival", formula, seen | {"old": (0.2, 0.3)}, days, cuts=[cut])
+
+    assert [left in alarm for alarm in told(0.3)] == [True] * bool(left)
     # Where hazards are open, nothing is claimed.
-    wide = {name: (mean, 6.0) for name, mean in zip(names, hazards, strict=True)}
-    assert told_of("survival", "Surv(days, dead) ~ old", wide | {"old": (0.2, 0.3)}) == ()
+    assert told(6.0) == ()
+
+
+def test_a_part_of_a_curve_is_no_ratio() -> None:
+    curve = "bs(old, knots=[45, 70], degree=1, lower_bound=18, upper_bound=100)"
+    names = design_of(
+        parse_study(study(model={"formula": f"dead ~ {curve}"}, data=columns(**OTHERS)))
+    )[1].names
+    seen = {name: (4.5 if "bs" in name else 0.1, 0.3) for name in names}
+    assert len(seen) > 2
+    assert not any("ratio of" in alarm for alarm in told_of("logistic", f"dead ~ {curve}", seen))
 
 
 def test_what_a_patient_as_the_unit_changes_of_the_question_is_said() -> None:
