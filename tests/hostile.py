@@ -391,8 +391,8 @@ def bundles(folder: Path, tls: Path) -> Iterator[tuple[str, Path]]:
         task = reader.message(pb.TaskFile)
     result = pb.ResultFile()
     result.hello.client = result.submit.client = "north"
-    result.hello.study_digest, result.hello.protocol_min = task.study_digest, 1
-    result.hello.protocol_max = 1
+    result.hello.study_digest, result.hello.protocol_min = task.study_digest, 2
+    result.hello.protocol_max = 2
     result.submit.task_id = "north/0"
     result.submit.payload.CopyFrom(task.reply.task.posterior)
 

@@ -99,7 +99,7 @@ __all__ = [
     "welcome_to",
 ]
 
-PROTOCOLS = (1, 1)
+PROTOCOLS = (2, 2)
 """The oldest and the newest protocol version that this version of fedvi speaks."""
 
 LONGEST_WAIT = 25.0

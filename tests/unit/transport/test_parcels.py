@@ -169,7 +169,7 @@ def test_a_file_of_another_version_says_what_to_install(parties, word, monkeypat
     refused(rf"is a {word} file of form 10, expected form 1")
     # Nothing is negotiated: a file is in the newest version of whoever wrote it.
     for spoken, words in (
-        ((1, 2), "in protocol 2, expected 1"),
+        ((2, 3), "in protocol 3, expected 2"),
         ((0, 0), "without a protocol version"),
     ):
         with monkeypatch.context() as patched:
@@ -177,9 +177,9 @@ def test_a_file_of_another_version_says_what_to_install(parties, word, monkeypat
             write()
         refused(words)
     with monkeypatch.context() as patched:
-        patched.setattr(wire, "PROTOCOLS", (1, 2))
-        write()
         patched.setattr(wire, "PROTOCOLS", (2, 3))
+        write()
+        patched.setattr(wire, "PROTOCOLS", (3, 4))
         parties.task() if word == "task" else parties.result()
 
 

@@ -76,7 +76,7 @@ def samples():
     task = wire.task_to(TASK, bundle.of_eta(TASK.posterior), bundle.of_eta(TASK.factor), 30.0)
     hello = wire.hello_to(Hello("north", DIGEST, ANCHOR, SESSION))
     hello.software = "fedvi 0"
-    welcome = wire.welcome_to(Welcome(9, ANCHOR), 1)
+    welcome = wire.welcome_to(Welcome(9, ANCHOR), 2)
     welcome.software = "fedvi 0"
     chunk = wire.chunk_to(7, b"\0\xff")
     keys = wire.next_task_to(NextTask("north", SESSION, KeyPart(2, b"\0")))
@@ -132,14 +132,14 @@ GOLDEN = {
     "GoodbyeRequest": "0a056e6f72746812100e0e0e0e0e0e0e0e0e0e0e0e0e0e0e0e",
     "HelloReply": (
         "080912440804124063646364636463646364636463646364636463646364636463646364636463646364"
-        "636463646364636463646364636463646364636463646364636463646364180122076665647669203028"
+        "636463646364636463646364636463646364636463646364636463646364180222076665647669203028"
         "8080808004"
     ),
     "HelloRequest": (
         "0a056e6f7274681240616261626162616261626162616261626162616261626162616261626162616261"
         "626162616261626162616261626162616261626162616261626162616261621a44080412406364636463"
         "646364636463646364636463646364636463646364636463646364636463646364636463646364636463"
-        "6463646364636463646364636463646364200128013207666564766920303a100e0e0e0e0e0e0e0e0e0e"
+        "6463646364636463646364636463646364200228023207666564766920303a100e0e0e0e0e0e0e0e0e0e"
         "0e0e0e0e0e0e"
     ),
     "KeyPart": "0802120100",
@@ -228,9 +228,9 @@ def through(message):
 @pytest.mark.parametrize("anchor", [None, ANCHOR])
 def test_every_message_comes_back_as_it_was_sent(anchor):
     hello = Hello("north", DIGEST, anchor, SESSION)
-    assert wire.hello_from(through(wire.hello_to(hello))) == (hello, 1)
+    assert wire.hello_from(through(wire.hello_to(hello))) == (hello, 2)
     welcome = Welcome(9, anchor)
-    assert wire.welcome_from(through(wire.welcome_to(welcome, 1, 77))) == (welcome, 77)
+    assert wire.welcome_from(through(wire.welcome_to(welcome, 2, 77))) == (welcome, 77)
     assert wire.next_task_from(through(wire.next_task_to(NextTask("n", SESSION), 2.5))) == (
         NextTask("n", SESSION),
         2.5,
@@ -336,15 +336,15 @@ def task_from(message):
         (wire.hello_from, "HelloRequest", {"study_digest": ""}, "study_digest is empty"),
         (wire.hello_from, "HelloRequest", {"anchor__hash": ""}, r"anchor\.hash is not 64"),
         (wire.hello_from, "HelloRequest", {"anchor__count": 1 << 63}, r"anchor\.count"),
-        (wire.hello_from, "HelloRequest", {"protocol_min": 0}, "protocol 0 to 1"),
-        (wire.hello_from, "HelloRequest", {"protocol_max": 0}, "protocol 1 to 0"),
+        (wire.hello_from, "HelloRequest", {"protocol_min": 0}, "protocol 0 to 2"),
+        (wire.hello_from, "HelloRequest", {"protocol_max": 0}, "protocol 2 to 0"),
         (
             wire.hello_from,
             "HelloRequest",
-            {"protocol_min": 2, "protocol_max": 3},
-            "protocol 2 to 3, and this server 1 to 1",
+            {"protocol_min": 3, "protocol_max": 4},
+            "protocol 3 to 4, and this server 2 to 2",
         ),
-        (wire.welcome_from, "HelloReply", {"protocol": 2}, "chose protocol 2"),
+        (wire.welcome_from, "HelloReply", {"protocol": 3}, "chose protocol 3"),
         (wire.welcome_from, "HelloReply", {"payload_limit": 0}, "payload_limit is 0"),
         (wire.hello_from, "HelloRequest", {"session": b"x"}, "session has 1 bytes"),
         (wire.next_task_from, "NextTaskRequest", {"session": b""}, "session is empty"),
