@@ -303,10 +303,21 @@ class Audited:
         centre[constant] = 0.0
         plain = Coordinates(np.zeros(size), np.ones(size), constant)
         uneven = Coordinates(centre, np.geomspace(1e-2, 1e2, size), constant)
+        asked = {"uneven coordinates": uneven}
+        if solver.survey["outcome"] is not None:
+            asked |= {
+                "a spread and a level of slopes": uneven._replace(spread=0.5, level=-1.0),
+                "sizes of slopes": uneven._replace(sizes=True),
+                "sizes of slopes far away": plain._replace(spread=0.5, sizes=True),
+            }
+        far = found.get("far", task)
         return {
             "the survey": task,
             **{name: task._replace(coordinates=plain) for name, task in found.items()},
-            "uneven coordinates": task._replace(coordinates=uneven),
+            **{
+                name: (far if name.endswith("away") else task)._replace(coordinates=at)
+                for name, at in asked.items()
+            },
         }
 
     def _answered(self, task: Task) -> Any:
