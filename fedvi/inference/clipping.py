@@ -20,6 +20,7 @@ __all__ = [
     "clipped",
     "longest_part",
     "loss_unit",
+    "predictor_blocks",
     "predictor_limit",
 ]
 
@@ -171,10 +172,14 @@ def predictor_limit(rows: int, size: int, clip_norm: float, mechanism: Mechanism
     Raises:
       PrivacyError: rounding of the sum and to the grid would take more than 5 % of the clip norm.
     """
+    _, blocks, terms = predictor_blocks(rows)
+    return float_limit(clip_norm, terms, blocks, rows, size, mechanism)
+
+
+def predictor_blocks(rows: int) -> tuple[int, int, int]:
+    """Returns the length of such a sum's blocks, how many there are, and the roundings that each counts."""
     block = longest_part(rows)
-    return float_limit(
-        clip_norm, block + _BESIDE_ADDITIONS, -(-rows // block), rows, size, mechanism
-    )
+    return block, -(-rows // block), block + _BESIDE_ADDITIONS
 
 
 def loss_unit(clip_norm: float) -> float:

@@ -16,7 +16,7 @@ from fedvi.inference import weights
 from fedvi.inference.block_sums import noised_in_blocks
 from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.checked_visits import check_of, visits
-from fedvi.inference.clipping import MOST_ROWS, longest_part
+from fedvi.inference.clipping import MOST_ROWS, predictor_blocks, predictor_limit
 from fedvi.inference.column_sums import noised_column_sums, noised_sizes
 from fedvi.inference.local_latents import refuse_site_effects
 from fedvi.inference.many_visits import by_posterior, mapped
@@ -27,7 +27,7 @@ from fedvi.models.base import Model
 from fedvi.models.capabilities import PlausibleOutcomes
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
 from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
-from fedvi.privacy.bounded import Bounded, clipped_sum_of_parts, float_limit, float_sum
+from fedvi.privacy.bounded import Bounded, clipped_sum_of_parts, float_sum
 from fedvi.privacy.release import Released, release
 from fedvi.typing import ROWS, Key
 from fedvi.updates.base import LocalSolver, Shard, Task, compiled_once
@@ -468,9 +468,8 @@ def _ghost_sum(
     """
     rows, columns, twice = triangle
     count = batch.mask.shape[0]
-    block = longest_part(count)
-    blocks, terms = -(-count // block), block + 3
-    limit = float_limit(clip_norm, terms, blocks, count, x.shape[1] + len(rows), mechanism)
+    block, blocks, terms = predictor_blocks(count)
+    limit = predictor_limit(count, x.shape[1] + len(rows), clip_norm, mechanism)
     limit *= 1.0 - 2.0**-20
     usable, x, slope, bend, square = _usable(x, slope, bend, batch.mask)
     with jax.enable_x64(True):

@@ -749,24 +749,3 @@ def test_whatever_number_of_records_is_declared_their_sum_loses_at_most_5_percen
         rows = length_of(most, most)
         limit = predictor_limit(rows, size, CLIP, mechanism)
     assert 0.95 * CLIP <= limit < CLIP
-
-
-@pytest.mark.parametrize("rows", [64, 448, 512, 41_984, 55_872, MOST_ROWS])
-def test_sums_of_a_shard_in_memory_are_clipped_as_the_check_of_a_study_expects(rows, monkeypatch):
-    seen = []
-
-    def limit(*arguments):
-        seen.append(float_limit(*arguments))
-        return seen[-1]
-
-    monkeypatch.setattr(module, "float_limit", limit)
-    triangle = tuple(np.zeros(6, kind) for kind in (np.int32, np.int32, np.float32))
-    mechanism, batch = mechanisms.rounded_gaussian(30.0), sampling.full(rows)
-
-    def total(x, slope, bend, mask):
-        drawn = Batch(jnp.arange(rows), mask, batch)
-        return module._ghost_sum(x, slope, bend, 1.0, triangle, CLIP, drawn, mechanism).total
-
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((rows, 3), (rows,), (rows,))]
-    jax.eval_shape(total, *shapes, jax.ShapeDtypeStruct((rows,), bool))
-    assert seen[0] == predictor_limit(rows, 9, CLIP, mechanism)
