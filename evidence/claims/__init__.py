@@ -25,6 +25,7 @@ ALL = (
     "sums_price",
     "sums_adult",
     "coverage",
+    "coverage_outcomes",
     "defaults",
     "intervals",
     "audit",
