@@ -27,6 +27,7 @@ ALL = (
     "coverage",
     "coverage_outcomes",
     "defaults",
+    "zoo",
     "intervals",
     "audit",
 )
