@@ -13,12 +13,13 @@ DRAWS = 4
 
 
 def units(kind: str) -> list[dict[str, float]]:
-    """Returns units of all numbers of a kind: the smallest, the largest, and some of each column's own."""
+    """Returns units of a kind's numbers: powers of ten, and one in which no bound is a short number."""
     numbers = [name for name, told in zoo.KINDS[kind].columns.items() if not isinstance(told, str)]
     names, random = [*zoo.NUMBERS, *numbers], np.random.default_rng(len(kind))
     powers = [[LEAST] * len(names), [MOST] * len(names)]
     powers += [random.integers(LEAST, MOST + 1, len(names)).tolist() for _ in range(DRAWS)]
-    return [{name: 10.0**p for name, p in zip(names, each, strict=True)} for each in powers]
+    found = [{name: 10.0**p for name, p in zip(names, each, strict=True)} for each in powers]
+    return [dict.fromkeys(names, zoo.DAYS), *found]
 
 
 @pytest.mark.nightly(but=("logistic",))
