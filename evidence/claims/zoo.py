@@ -8,7 +8,7 @@ from evidence.figures import Chart, Line
 
 SETTING = {
     "cells": [list(cell) for cell in zoo.design()],
-    "runs": 10,
+    "runs": 20,
     "far": zoo.FAR,
     "sites": len(zoo.SITES),
     "level": 95,
