@@ -25,7 +25,9 @@ ALL = (
     "sums_price",
     "sums_adult",
     "coverage",
+    "coverage_outcomes",
     "defaults",
+    "zoo",
     "intervals",
     "audit",
 )

@@ -9,15 +9,28 @@ COLUMNS = {
     "skewed": "scaled by bounds, skewed",
     "rare": "0 or 1, of 2 % to 50 % of the records",
     "correlated": "scaled by bounds, each 0.95 correlated with each",
+    "few events": "scaled by bounds; 3 % of the records have the event",
+    "levels": "levels of 1 % of the records each",
+    "lognormal": "lognormal, scaled by bounds five times too wide",
+    "exposures": "scaled by bounds; counts over exposures",
+    "times": "scaled by bounds; times until an event",
 }
-SETTING = {
-    "cells": [
+# Those of `coverage_outcomes`.
+OTHERS = ("few events", "levels", "lognormal", "exposures", "times")
+
+
+def grid(names):
+    return [
         [columns, size, records, epsilon]
-        for columns in COLUMNS
+        for columns in names
         for size in (5, 15)
         for records in (200, 1_000, 2_000)
         for epsilon in (1.0, 4.0)
-    ],
+    ]
+
+
+SETTING = {
+    "cells": grid(name for name in COLUMNS if name not in OTHERS),
     "rounds": 12,
     "simulations": 100,
     "sites": 4,

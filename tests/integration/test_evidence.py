@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from evidence import __main__ as command
-from evidence import alone, base, claims, page, pictures, turns
+from evidence import alone, base, claims, page, pictures, turns, zoo
 from evidence.figures import Chart, Line, svg
 
 # Those that take seconds; the others need tables that a clone is without, or minutes.
@@ -201,6 +202,14 @@ def test_seeds_of_a_part_share_processes_that_end_with_it(tmp_path: Path, monkey
     turns.end()
     assert seen[2].returncode == 0
     assert not turns.running()
+
+
+def test_each_two_settings_of_two_factors_meet_in_a_cell_of_the_zoo() -> None:
+    factors = {"kind": tuple(zoo.KINDS), **zoo.FACTORS}
+    cells = [cell._asdict() for cell in zoo.design()]
+    for one, other in itertools.combinations(factors, 2):
+        met = {(cell[one], cell[other]) for cell in cells}
+        assert met == set(itertools.product(factors[one], factors[other]))
 
 
 @pytest.mark.parametrize("is_log", [False, True])
