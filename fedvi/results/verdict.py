@@ -688,8 +688,12 @@ def _of_clipping(
         )
         return
     centre = {i: 0.0 if prior is None else prior[i]["mean"] for i in effects}
+    # What all columns lose is lost by all records alike; what one loses beyond it, by its extreme values.
+    alike = min(lost.values())
     long = [
-        i for i in effects if lost[i] * abs(rows[i]["mean"] - centre[i]) > _LONG * rows[i]["sd"]
+        i
+        for i in effects
+        if (lost[i] - alike) * abs(rows[i]["mean"] - centre[i]) > _LONG * rows[i]["sd"]
     ]
     if long:
         most = max(lost[i] for i in long)

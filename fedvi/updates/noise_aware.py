@@ -27,6 +27,8 @@ _FARTHEST = 2.0
 _SELDOM = 4.0
 # In sds of its noise: a mean further than this from where steps began was carried by records.
 _CARRIED = 2.0
+# In sds of the prior and the noise together: only records carry a mean further from the prior's.
+_UNEXPECTED = 3.0
 # The way from there to the optimum counts as at most 1 / this of the way that was made.
 _LEAST_MADE = 0.1
 # In sds of a χ²: a gradient further from its prediction than this is not explained by noise.
@@ -79,7 +81,7 @@ def of_sites(
       allows no step; or the square of the way that the steps suggest, if that is larger (``_whole_way``).
       The noise in the mean is that of each gradient (s², and (1/r − 1)·λ for sites from a share r of the
       records) times what later steps left of it. Where it is more than the prior leaves to it, and the mean
-      lies no further from the prior's than noise moves it, that part of both is taken back: nothing is
+      lies no further from the prior's than both allow, that part of both is taken back: nothing is
       reported that is wider than the prior but what records carried away from it.
     - *Surprise*: compares the gradient at m with its prediction by the previous gradient and the likely
       curvature along the step between them. If the log likelihood is nearly quadratic over a step, they
@@ -293,7 +295,8 @@ def _of_sites(
     # Noise alone may leave more than the prior does: what it moved is then taken back in proportion.
     made = axes.T @ (average - np.linalg.solve(believed, prior.h))
     room = np.maximum(1.0 / pulled - _along(axes, spread), 0.0)
-    alone = (walk > room) & (np.abs(made) < _CARRIED * np.sqrt(walk)) & (reference is None)
+    expected = np.abs(made) < _UNEXPECTED * np.sqrt(walk + 1.0 / pulled)
+    alone = (walk > room) & expected & (reference is None)
     left_in = np.where(alone, room / np.maximum(walk, 1e-300), 1.0)
     told_mean = average - axes @ ((1.0 - left_in) * made)
     covariance = _rebuilt(spread, axes, left_in * walk)
