@@ -299,10 +299,11 @@ class Audited:
             return found
         size = family.size
         constant = solver.survey["constant"]
+        blocks = len(solver.survey["blocks"])
+        plain = Coordinates(np.zeros(size), np.ones(size), constant, blocks=blocks)
         centre = np.full(size, 3.0)
-        centre[constant] = 0.0
-        plain = Coordinates(np.zeros(size), np.ones(size), constant)
-        uneven = Coordinates(centre, np.geomspace(1e-2, 1e2, size), constant)
+        centre[plain.constants] = 0.0
+        uneven = plain._replace(centre=centre, scale=np.geomspace(1e-2, 1e2, size))
         asked = {"uneven coordinates": uneven}
         if solver.survey["outcome"] is not None:
             asked |= {
@@ -351,7 +352,8 @@ class Audited:
         task = self._task(clients[0])
         kinds = [task]
         if shipped.survey is not None:
-            at = Coordinates(np.zeros(assembly.family.size), np.ones(assembly.family.size), 0)
+            size, blocks = assembly.family.size, len(shipped.survey["blocks"])
+            at = Coordinates(np.zeros(size), np.ones(size), 0, blocks=blocks)
             kinds.append(task._replace(coordinates=at))
         if not alone and not all(
             runs.same_answer(shipped, solver, self._keys, kind, self._shard) for kind in kinds

@@ -32,6 +32,7 @@ def noised_column_sums(
     emphasis: float,
     unit: float,
     outcome: tuple[float, float | None] | None = None,
+    blocks: int = 1,
 ) -> Callable[..., Released]:
     """Returns a function (sampling key, noise key, records, valid) → Σ (x, x²) / unit with noise.
 
@@ -39,7 +40,8 @@ def noised_column_sums(
 
     Its arrays have the names and shapes of every other answer: ``gradient`` [D] holds Σ x, and the diagonal
     of ``curvature`` [D(D+1)/2] holds Σ x², in float64 until they are noised. Outcomes and exposures are in
-    it as ``OutcomeSurvey`` says.
+    it as ``OutcomeSurvey`` says. Where several blocks of coefficients are on the same columns, the first
+    block's entries hold the sums, and the others are 0.
 
     Guarantee: a record's vector is clipped to norm C, as those of other answers are, and depends on no
     other record (`noised_in_blocks`). A row with a number that is not finite is zero.
@@ -49,14 +51,16 @@ def noised_column_sums(
       sampler, mechanism, clip_norm: those of every other answer.
       constant, emphasis, unit: see ``Survey``.
       outcome: (most, exposed) of ``OutcomeSurvey``; None if nothing is learnt of outcomes.
+      blocks: how many there are.
     """
     size = len(model.names)
     rows, columns = np.tril_indices(size)
-    diagonal = np.flatnonzero(rows == columns).astype(np.int32)
-    share = np.where(np.arange(size) == constant, emphasis, 1.0) / unit
+    held = size // blocks
+    diagonal = np.flatnonzero(rows == columns).astype(np.int32)[:held]
+    share = np.where(np.arange(held) == constant, emphasis, 1.0) / unit
     share = np.tile(share, 2)[None, :]
     if outcome is not None:
-        share[0, size + constant] = EMPHASIS / unit
+        share[0, held + constant] = EMPHASIS / unit
 
     def block_sum(records: Any, mask: Any, limit: float) -> dict[str, Any]:
         # [B, R, D]: the rows of a unit, or the one row of a record.
@@ -80,15 +84,15 @@ def noised_column_sums(
             vectors = jnp.concatenate(parts, axis=1) / count * share
             if len(sums) > 1:
                 exposures = sums[1] / count[:, 0] / unit
-                vectors = vectors.at[:, size : size + 2].add(exposures[:, None])
+                vectors = vectors.at[:, held : held + 2].add(exposures[:, None])
             norm = jnp.sqrt((vectors**2).sum(axis=1) + 2.0 * exposures**2)
             kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
             total = jnp.matmul(kept, vectors, precision=jax.lax.Precision.HIGHEST)
-            squares = jnp.zeros(len(rows), total.dtype).at[diagonal].set(total[size:])
+            squares = jnp.zeros(len(rows), total.dtype).at[diagonal].set(total[held:])
             if len(sums) > 1:
                 beside = math.sqrt(2.0) * jnp.vdot(kept, exposures, precision=_HIGHEST)
                 squares = squares.at[1].set(beside)
-            return {"gradient": total[:size], "curvature": squares}
+            return {"gradient": jnp.pad(total[:held], (0, size - held)), "curvature": squares}
 
     return noised_in_blocks(sampler, mechanism, clip_norm, size + len(rows), block_sum)
 

@@ -119,6 +119,11 @@ class GeneralisedLinearModel:
         """What a survey may learn of outcomes before steps begin; None for nothing."""
         return None if self.layout is not None else surveyed(self.response)
 
+    @property
+    def blocks(self) -> tuple[float, ...] | None:
+        """How large slopes of each outcome are less than others, see ``Survey``; None of other layouts."""
+        return (1.0,) if self.layout is None else getattr(self.layout, "blocks", None)
+
     def at_offset(self, y: Observed, offset: Any) -> Observed:
         """Returns y as if all records had this offset; y itself where the model has none."""
         if not isinstance(self.response, WithOffset):

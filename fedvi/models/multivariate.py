@@ -32,6 +32,11 @@ class Outcomes:
         """The geometric mean of the noises; with it, the rows' densities multiply to the record's."""
         return math.exp(sum(map(math.log, self.noise_scales)) / len(self.noise_scales))
 
+    @property
+    def blocks(self) -> tuple[float, ...]:
+        """How large the noise of each outcome is, in units of ``common``."""
+        return tuple(scale / self.common for scale in self.noise_scales)
+
     def rows(
         self, x: Float[Array, " c"], y: Float[Array, " k"]
     ) -> tuple[Float[Array, "k d"], Float[Array, " k"]]:

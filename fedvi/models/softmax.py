@@ -43,6 +43,11 @@ class Multinomial:
         return (len(self.levels) - 1) * len(self.columns)
 
     @property
+    def blocks(self) -> tuple[float, ...]:
+        """See ``Survey``: slopes of all levels are alike."""
+        return (1.0,) * (len(self.levels) - 1)
+
+    @property
     def outcome(self) -> Categorical:
         """One of the levels."""
         return Categorical(self.levels)

@@ -347,7 +347,9 @@ class _Rehearsal:
     ) -> tuple[Standing | None, Coordinates, np.ndarray]:
         """Returns the standing after a survey, its coordinates, and the curvature of all records."""
         size = self.family.size
-        standing, at = None, Coordinates(np.zeros(size), np.ones(size), 0)
+        survey: Any = self.solver.survey
+        blocks = 1 if survey is None else len(survey["blocks"])
+        standing, at = None, Coordinates(np.zeros(size), np.ones(size), 0, blocks=blocks)
         if self.solver.survey is not None:
             nothing = GaussianEta(np.zeros(size), np.zeros((size, size)))
             standing = self._stood(nothing, None, {"all": self._surveyed(random)})
@@ -395,7 +397,9 @@ class _Rehearsal:
     def _surveyed(self, random: np.random.Generator) -> GaussianEta:
         """Returns the sums of a survey after clipping, with noise."""
         survey: Any = self.solver.survey
-        x = self.made.x[:, 0, :].copy()
+        # The columns, from a record's first row.
+        held = self.family.size // len(survey["blocks"])
+        x = self.made.x[:, 0, :held] * survey["blocks"][0]
         squares = x**2
         for part in (x, squares):
             part[:, survey["constant"]] *= survey["emphasis"]
@@ -407,7 +411,10 @@ class _Rehearsal:
         length = np.sqrt((x**2 + squares**2).sum(axis=1)) / survey["unit"]
         kept = np.minimum(1.0, 1.0 / np.maximum(length, 1e-300))[:, None]
         noise = self.gradient_sd * survey["unit"] * random.standard_normal((2, self.family.size))
-        first, second = ((kept * part).mean(axis=0) * self.records for part in (x, squares))
+        first, second = (
+            np.pad((kept * part).mean(axis=0) * self.records, (0, self.family.size - held))
+            for part in (x, squares)
+        )
         sums = np.diag(second + noise[1])
         if plan is not None and plan["exposed"] is not None:
             # Every exposure is 1, and beside the squares that it is added to.
@@ -438,7 +445,7 @@ class _Rehearsal:
         ``most_is_1`` divides weights by the largest.
         """
         made, limit = self.made, float(self.solver.clip_norm or math.inf)
-        x = (made.x - made.x[..., at.constant, None] * at.centre) * at.scale
+        x = np.moveaxis(at.columns(np.moveaxis(made.x, 2, 0)), 0, 2)
         slope = made.slope if made.steepest is None else made.steepest
         if x.shape[1] == 1:
             square = (x**2).sum(axis=2)

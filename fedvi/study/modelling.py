@@ -296,9 +296,13 @@ def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int
 def by_bounds(design: Any, schema: Any, names: Any) -> tuple[int, ...]:
     """Lists the coefficients of numbers themselves that no unit was declared for, but the bounds'.
 
-    Only with the intercept, and if the model's coefficients are the design's.
+    Only with the intercept, and if the model's coefficients are the design's, once or for each outcome or
+    level: they are then those of the first.
     """
-    if design is None or tuple(names) != design.names or () not in design.coefficients:
+    if design is None or () not in design.coefficients or len(names) % design.size:
+        return ()
+    pairs = zip(names, design.names * (len(names) // design.size), strict=True)
+    if not all(f": {name}".endswith(f": {own}") for name, own in pairs):
         return ()
     return tuple(
         index

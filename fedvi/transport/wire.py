@@ -359,10 +359,16 @@ def _coordinates_from(message: pb.Coordinates) -> Coordinates:
         np.array(message.centre),
         np.array(message.scale),
         message.constant,
-        *(message.spread, message.level, message.residual, message.sizes),
+        *(message.spread, message.level, message.residual, message.sizes, message.blocks),
     )
     size = at.centre.size
-    if at.scale.size != size or not at.constant < size or at.centre[at.constant] != 0.0:
+    if (
+        at.scale.size != size
+        or not 1 <= at.blocks <= size
+        or size % at.blocks
+        or not at.constant < size // at.blocks
+        or at.centre[at.constants].any()
+    ):
         raise errors.ProtocolError(
             f"coordinates have {size} centres and {at.scale.size} scales, and column {at.constant} is "
             "said to be constant, expected as many of both, and a constant column with centre 0"

@@ -160,7 +160,9 @@ class Survey(TypedDict):
     numbers, with the same noise as later answers.
 
     Attributes:
-      constant: the index of the column that is 1.
+      constant: the index of the column that is 1, in each block of coefficients.
+      blocks: of the coefficients of each outcome or level, on the same columns, how large slopes are less
+        than those of others: their columns become longer by it. [1.0] for a single block.
       unit: as above. For a row of the expected length, the contribution's norm is about 1/√2.
       emphasis: as above. It makes the count of records, on which centres and scales depend, more precise.
       length: the root mean square of ‖x̃‖ that coordinates aim for if there are as many records as declared.
@@ -178,6 +180,7 @@ class Survey(TypedDict):
     curvature: float
     outcome: OutcomeSurvey | None
     by_bounds: list[int]
+    blocks: list[float]
 
 
 def planned_survey(
@@ -187,6 +190,7 @@ def planned_survey(
     rate: float,
     curvature: float,
     outcome: Outcome | None = None,
+    blocks: Sequence[float] = (1.0,),
 ) -> Survey | None:
     """Returns the survey with which a regression's study begins; None if it would not pay.
 
@@ -201,11 +205,15 @@ def planned_survey(
       rate: the share of records that an answer is computed from.
       curvature: see ``Survey``.
       outcome: what may be learnt of outcomes; None for nothing.
+      blocks: see ``Survey``.
     """
-    if INTERCEPT not in names or foreseen.rounds < _ENOUGH_ROUNDS or noise_multiplier == 0.0:
+    # Names of several blocks are "outcome: column".
+    columns = [f": {name}" for name in names[: len(names) // len(blocks)]]
+    is_constant = [name.endswith(f": {INTERCEPT}") for name in columns]
+    if True not in is_constant or foreseen.rounds < _ENOUGH_ROUNDS or noise_multiplier == 0.0:
         return None
-    norm, emphasis = typical_norm(names, foreseen), len(names) ** 0.25
-    constant = list(names).index(INTERCEPT)
+    norm, emphasis = typical_norm(columns, foreseen), len(columns) ** 0.25
+    constant = is_constant.index(True)
     noise = noise_multiplier * math.sqrt(foreseen.clients) / rate
     records = foreseen.clients * foreseen.records
     plan = None
@@ -226,6 +234,7 @@ def planned_survey(
         curvature=curvature,
         outcome=plan,
         by_bounds=list(foreseen.by_bounds),
+        blocks=list(blocks),
     )
 
 
@@ -447,12 +456,13 @@ class Coordinates(NamedTuple):
     Attributes:
       centre: [D], float64; 0 for the constant column c.
       scale: [D], float64, above 0.
-      constant: c.
+      constant: c, in the first of ``blocks`` equal blocks of coefficients; each has its own at this place.
       spread: how large slopes ∂ log p / ∂a are, in units of what the model expects; for a number with
         unknown noise, the noise's sd that steps assume. 0: not known yet.
       level: the offset at which weights before clipping expect every record.
       residual: the sd of residuals, from the second count of them; 0: not known.
       sizes: whether sizes of slopes are asked for.
+      blocks: 1; or of how many outcomes or levels there are coefficients on the same columns.
     """
 
     centre: np.ndarray
@@ -462,28 +472,44 @@ class Coordinates(NamedTuple):
     level: float = 0.0
     residual: float = 0.0
     sizes: bool = False
+    blocks: int = 1
+
+    @property
+    def constants(self) -> np.ndarray:
+        """The constant column of each block, [blocks]."""
+        size = len(self.scale) // self.blocks
+        return np.arange(self.blocks) * size + self.constant
+
+    def _constant_of(self, like: np.ndarray) -> np.ndarray:
+        """Returns for each coordinate the entry of its block's constant, [D, …]."""
+        return np.asarray(like[np.repeat(self.constants, len(self.scale) // self.blocks)])
 
     def columns(self, theta_like: np.ndarray) -> np.ndarray:
         """Returns A v for v [D, …], where x̃ = A x; converts gradients from θ to z."""
         scale, centre = (_beside(part, theta_like) for part in (self.scale, self.centre))
-        return np.asarray(scale * (theta_like - centre * theta_like[self.constant]))
+        return np.asarray(scale * (theta_like - centre * self._constant_of(theta_like)))
 
     def columns_back(self, z_like: np.ndarray) -> np.ndarray:
         """Returns A⁻¹ v for v [D, …]; converts gradients from z to θ."""
         found = z_like / _beside(self.scale, z_like)
-        return np.asarray(found + _beside(self.centre, z_like) * found[self.constant])
+        return np.asarray(found + _beside(self.centre, z_like) * self._constant_of(found))
 
     def coefficients(self, theta: np.ndarray) -> np.ndarray:
         """Returns z = A⁻ᵀ θ for θ [D]."""
         z = np.asarray(theta, np.float64).copy()
-        z[self.constant] += self.centre @ theta
+        z[self.constants] += self._centred(z)
         return z / self.scale
 
     def coefficients_back(self, z: np.ndarray) -> np.ndarray:
         """Returns θ = Aᵀ z for z [D]."""
         theta = np.asarray(z * self.scale)
-        theta[self.constant] -= self.centre @ theta
+        theta[self.constants] -= self._centred(theta)
         return theta
+
+    def _centred(self, theta: np.ndarray) -> list[float]:
+        """Returns Σ centre_j θ_j of each block."""
+        pairs = zip(*(np.split(part, self.blocks) for part in (self.centre, theta)), strict=True)
+        return [centre @ part for centre, part in pairs]
 
     def inward(self, eta: GaussianEta) -> GaussianEta:
         """Converts η from θ to z."""
@@ -525,11 +551,14 @@ def of_survey(
       noise: u.
       prior: a Gaussian.
     """
-    constant, plan, squares = survey["constant"], survey["outcome"], np.diagonal(sums.J).copy()
+    constant, plan, factors = survey["constant"], survey["outcome"], survey.get("blocks", [1.0])
+    # Records have the columns once; the sums of other blocks are noise alone.
+    size = len(sums.h) // len(factors)
+    means, squares = sums.h[:size], np.diagonal(sums.J)[:size].copy()
     if plan is None:
-        counted = float(sums.h[constant] + squares[constant]) / (2.0 * survey["emphasis"])
+        counted = float(means[constant] + squares[constant]) / (2.0 * survey["emphasis"])
     else:
-        counted = float(sums.h[constant]) / survey["emphasis"]
+        counted = float(means[constant]) / survey["emphasis"]
     count = max(counted, noise, 1.0)
     curvature, level, start = survey["curvature"], 0.0, 0.0
     asks = plan is not None and plan["kind"] == "number"
@@ -550,20 +579,23 @@ def of_survey(
             usual = math.expm1(math.log1p(plan["most"]) * min(share, 1.0))
             start = math.log(usual) - exposed
             curvature = usual / (1.0 + plan["dispersion"] * usual) / _LONGER**2
-    centre = sums.h / count
+    centre = means / count
     centre[constant] = 0.0
     squares = squares - count * centre**2
     squares[constant] = count
     seen = np.maximum(squares, noise)
     spread = np.sqrt(np.maximum(squares, _AT_LEAST * noise) / count)
     wide = _of_spread(prior, survey, centre, spread, start)
-    pull = np.diagonal(wide.J) / curvature
+    centre, seen, squares = (np.tile(part, len(factors)) for part in (centre, seen, squares))
+    larger = np.repeat(factors, size)
+    pull = np.diagonal(wide.J) * larger**2 / curvature
     scale = np.sqrt(count / (seen + pull))
     whole = float((scale**2 * np.maximum(squares, 0.0)).sum()) / count
     length = _length(len(scale), survey["noise"], count, curvature)
     # At least 1, the approximate length of the constant column alone.
-    scale = scale * length / math.sqrt(max(whole, 1.0))
-    return Coordinates(centre, scale, constant, level=level, sizes=asks), wide, start
+    scale = larger * scale * length / math.sqrt(max(whole, 1.0))
+    at = Coordinates(centre, scale, constant, level=level, sizes=asks, blocks=len(factors))
+    return at, wide, start
 
 
 def _of_spread(
@@ -573,13 +605,15 @@ def _of_spread(
 
     Args:
       prior, survey: as there.
-      mean, sd: of each column, [D].
+      mean, sd: of each column of a block.
       start: the intercept of centred columns.
     """
     of, constant = survey.get("by_bounds", []), survey["constant"]
-    narrower, moves = np.ones(len(sd)), np.eye(len(sd))
-    narrower[of] = np.minimum(1.0, _WITHIN * sd[of])
-    moves[constant, of] = mean[of]
+    narrower, moves = np.ones(len(prior.h)), np.eye(len(prior.h))
+    for first in range(0, len(prior.h), len(mean)):
+        columns = np.array(of, int) + first
+        narrower[columns] = np.minimum(1.0, _WITHIN * sd[of])
+        moves[first + constant, columns] = mean[of]
     J = narrower[:, None] * prior.J * narrower
     h = narrower * prior.h + J[:, constant] * start
     J = moves.T @ J @ moves

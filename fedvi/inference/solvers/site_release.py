@@ -169,7 +169,11 @@ def site_release(
     unit = clip_norm if math.isfinite(clip_norm) else 1.0
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
     streams = has_predictor(model)  # a unit of several rows has no single predictor
-    summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws)
+    blocks = (1.0,) if survey is None else survey["blocks"]
+    summed = _compiled(
+        *(family, model, sampler, mechanism, clip_norm, weight, nodes, draws),
+        None if survey is None else len(blocks),
+    )
     plan = survey and survey["outcome"]
     surveyed = survey and noised_column_sums(
         cast(Any, of_rows(model)),
@@ -180,6 +184,7 @@ def site_release(
         survey["emphasis"],
         survey["unit"],
         plan and (plan["most"], plan["exposed"]),
+        len(blocks),
     )
     sized = plan and noised_sizes(
         cast(Any, of_rows(model)), sampler, mechanism, clip_norm, tuple(plan["sizes"])
@@ -199,7 +204,7 @@ def site_release(
         asked = asked_for(survey, task.coordinates)
         if surveyed and asked == "columns":
             return state, surveyed(sampling_key, noise_key, shard.records, valid), told
-        given = _given(family, task, exposed)
+        given = _given(family, task, exposed, len(blocks))
         if sized and asked == "sizes":
             where = (given[0], given[2][-1])
             return state, sized(sampling_key, noise_key, shard.records, valid, *where), told
@@ -219,7 +224,9 @@ def site_release(
         # Where records have a predictor, nothing is drawn from the guide.
         purposes = ("noise", "sampling") if streams else ("noise", "sampling", "guide")
         noise_keys, sampling_keys, *guide_keys = map(keys_of, purposes)
-        given = by_posterior(functools.partial(_given, family, exposed=exposed), tasks)
+        given = by_posterior(
+            functools.partial(_given, family, exposed=exposed, blocks=len(blocks)), tasks
+        )
         valid = jnp.asarray(shards.mask)
         call = summed.of_many(noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys)
         told = {"valid_units": np.count_nonzero(shards.mask, axis=1)}
@@ -285,9 +292,10 @@ def _auto(
     rows = of_rows(model)
     typical = getattr(rows, "typical_curvature", TYPICAL_CURVATURE)
     curvature = typical if foreseen.curvature is None else foreseen.curvature
-    if has_predictor(rows):
+    blocks = (1.0,) if has_predictor(rows) else getattr(rows, "blocks", None)
+    if blocks is not None:
         outcome = getattr(rows, "surveyed", None)
-        survey = planned_survey(names, foreseen, noise, rate, curvature, outcome)
+        survey = planned_survey(names, foreseen, noise, rate, curvature, outcome, blocks)
         if survey is not None:
             return 1.0, survey
     length = length_for(len(names), foreseen, noise, rate, curvature)
@@ -296,9 +304,9 @@ def _auto(
 
 def _made_up_coordinates(size: int, survey: Survey | None) -> tuple[Coordinates | None, ...]:
     """Returns coordinates that ask for each kind of answer."""
-    unknown = Coordinates(np.zeros(size), np.ones(size), 0)
     if survey is None:
-        return (unknown,)
+        return (Coordinates(np.zeros(size), np.ones(size), 0),)
+    unknown = Coordinates(np.zeros(size), np.ones(size), 0, blocks=len(survey["blocks"]))
     if survey["outcome"] is None:
         return (None, unknown)
     return (None, unknown, unknown._replace(sizes=True))
@@ -321,10 +329,11 @@ def _bends_down(model: Model) -> bool:
     return has_predictor(rows) and getattr(outcome, "concave", None) is True
 
 
-def _given(family: Any, task: Task, exposed: float | None) -> tuple[Any, Any, Any]:
+def _given(family: Any, task: Task, exposed: float | None, blocks: int) -> tuple[Any, Any, Any]:
     """Returns the mean and root of the broadcast q, and the coordinates of the answer.
 
     ``exposed`` is the offset that weights expect of every record; None: the one in the coordinates.
+    ``blocks`` is how many the model has.
 
     Raises:
       ProtocolError: if the coordinates have another number of columns than the model.
@@ -334,11 +343,11 @@ def _given(family: Any, task: Task, exposed: float | None) -> tuple[Any, Any, An
         mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
     at = task.coordinates
     if at is None:
-        at = Coordinates(np.zeros(family.size), np.ones(family.size), 0)
-    if len(at.centre) != family.size:
+        at = Coordinates(np.zeros(family.size), np.ones(family.size), 0, blocks=blocks)
+    if (len(at.centre), at.blocks) != (family.size, blocks):
         raise errors.ProtocolError(
-            f"task {task.task_id} has coordinates of {len(at.centre)} columns, and the model has "
-            f"{family.size}"
+            f"task {task.task_id} has coordinates of {len(at.centre)} columns in {at.blocks} blocks, and "
+            f"the model has {family.size} in {blocks}"
         )
     return (
         mean,
@@ -360,8 +369,9 @@ def _compiled(
     weight: float,
     nodes: int,
     draws: int,
+    blocks: int | None,
 ) -> "_Summed":
-    """Returns the compiled sums, one for equal settings."""
+    """Returns the compiled sums, one for equal settings; without ``blocks`` there are no coordinates."""
     rows, columns, exact = matrices.triangle(family.size)
     twice = exact.astype(np.float32)
     scale = twice * np.float32(weight)
@@ -394,8 +404,16 @@ def _compiled(
         parts = -(-batch.mask.shape[0] // length)
         indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
 
+        def inside(theta_like: Any) -> Any:
+            width = family.size // (blocks or 1)
+            first = np.arange(family.size) // width * width
+            centre, longer = (part.reshape(-1, *(1,) * (theta_like.ndim - 1)) for part in at[:2])
+            return longer * (theta_like - centre * theta_like[first + at[2]])
+
         def vector(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:
             gradient, hessian = _of_draws(model, thetas, record)
+            if blocks is not None:
+                gradient, hessian = inside(gradient), inside(inside(hessian).T)
             return gradient, -hessian[rows, columns] * scale
 
         def formed(record: Any) -> dict[str, Any]:
