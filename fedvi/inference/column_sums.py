@@ -33,6 +33,7 @@ def noised_column_sums(
     unit: float,
     outcome: tuple[float, float | None] | None = None,
     blocks: int = 1,
+    several: tuple[float, ...] = (),
 ) -> Callable[..., Released]:
     """Returns a function (sampling key, noise key, records, valid) → Σ (x, x²) / unit with noise.
 
@@ -52,13 +53,14 @@ def noised_column_sums(
       constant, emphasis, unit: see ``Survey``.
       outcome: (most, exposed) of ``OutcomeSurvey``; None if nothing is learnt of outcomes.
       blocks: how many there are.
+      several: see ``Survey``.
     """
     size = len(model.names)
     rows, columns = np.tril_indices(size)
     held = size // blocks
     diagonal = np.flatnonzero(rows == columns).astype(np.int32)[:held]
     share = np.where(np.arange(held) == constant, emphasis, 1.0) / unit
-    share = np.tile(share, 2)[None, :]
+    share = np.concatenate([share, share, np.full(len(several), 1.0 / unit)])[None, :]
     if outcome is not None:
         share[0, held + constant] = EMPHASIS / unit
 
@@ -68,9 +70,11 @@ def noised_column_sums(
         values = [] if outcome is None else [model.surveyed_value(y, outcome[0])]
         if outcome is not None and outcome[1] is not None:
             values.append(model.exposure(y, outcome[1]))
+        if several:
+            values.append((y / np.array(several, np.float32) + 1.0) / 2.0)
         finite = jnp.isfinite(x).all(axis=2)
         for value in values:
-            finite = finite & jnp.isfinite(value)
+            finite = finite & jnp.isfinite(value).reshape(*finite.shape, -1).all(axis=2)
         usable = mask & (finite | ~stands).all(axis=1)
         here = usable[:, None] & stands
         x, *values = (_normal(part, here) for part in (x, *values))
@@ -79,6 +83,8 @@ def noised_column_sums(
             count = jnp.maximum(stands.sum(axis=1), 1).astype(jnp.float64)[:, None]
             parts, exposures = [wide.sum(axis=1), (wide**2).sum(axis=1)], 0.0
             sums = [value.astype(jnp.float64).sum(axis=1) for value in values]
+            if several:
+                parts.append(EMPHASIS * sums.pop())
             if sums:
                 parts[1] = parts[1].at[:, constant].set(sums[0])
             vectors = jnp.concatenate(parts, axis=1) / count * share
@@ -88,11 +94,12 @@ def noised_column_sums(
             norm = jnp.sqrt((vectors**2).sum(axis=1) + 2.0 * exposures**2)
             kept = jnp.minimum(1.0, limit / jnp.maximum(norm, _LEAST))
             total = jnp.matmul(kept, vectors, precision=jax.lax.Precision.HIGHEST)
-            squares = jnp.zeros(len(rows), total.dtype).at[diagonal].set(total[held:])
+            squares = jnp.zeros(len(rows), total.dtype).at[diagonal].set(total[held : 2 * held])
             if len(sums) > 1:
                 beside = math.sqrt(2.0) * jnp.vdot(kept, exposures, precision=_HIGHEST)
                 squares = squares.at[1].set(beside)
-            return {"gradient": jnp.pad(total[:held], (0, size - held)), "curvature": squares}
+            first = jnp.concatenate([total[:held], total[2 * held :]])
+            return {"gradient": jnp.pad(first, (0, size - len(first))), "curvature": squares}
 
     return noised_in_blocks(sampler, mechanism, clip_norm, size + len(rows), block_sum)
 

@@ -408,7 +408,8 @@ class _Rehearsal:
             if plan["kind"] == "count":
                 share = math.log1p(float(self.made.bend.mean())) / math.log1p(plan["most"])
             squares[:, survey["constant"]] = EMPHASIS * share
-        length = np.sqrt((x**2 + squares**2).sum(axis=1)) / survey["unit"]
+        outcomes = np.full(len(survey["several"]), EMPHASIS / 2.0)
+        length = np.sqrt((x**2 + squares**2).sum(axis=1) + outcomes @ outcomes) / survey["unit"]
         kept = np.minimum(1.0, 1.0 / np.maximum(length, 1e-300))[:, None]
         noise = self.gradient_sd * survey["unit"] * random.standard_normal((2, self.family.size))
         first, second = (

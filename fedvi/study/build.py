@@ -274,6 +274,7 @@ def assemble(study: Study) -> Assembly:
     unseen = modelling.vanishing(design, schema, model.names)
     most, exposed = modelling.outcome_range(design, schema)
     wide = modelling.by_bounds(design, schema, model.names)
+    several = modelling.several_ranges(design, schema)
     size = len(model.names)
     family = parts.family(study, size)
     if family.size != size:
@@ -282,7 +283,7 @@ def assemble(study: Study) -> Assembly:
             f"but the model has {size} coordinates",
             "a family's function is called with `size` and must keep to it",
         )
-    public = Foreseen(1, 1, 1, norm, curvature, unseen, most, exposed, wide)
+    public = Foreseen(1, 1, 1, norm, curvature, unseen, most, exposed, wide, several)
     made = noising.solver_of(study, family, model, schedule, budget, public)
     if made.solver.renews and "damping" in study.schedule.arguments:
         raise errors.ConfigError(

@@ -36,6 +36,7 @@ __all__ = [
     "model_of",
     "outcome_range",
     "schema_of",
+    "several_ranges",
     "takes",
     "typical_norm",
     "vanishing",
@@ -275,6 +276,16 @@ def outcome_range(design: Any, schema: Any) -> tuple[float | None, float | None]
         return most, None
     highest = schema[offset.column].bounds[1]
     return most, math.log(highest / offset.bound) if offset.logarithm else float(highest)
+
+
+def several_ranges(design: Any, schema: Any) -> tuple[float, ...]:
+    """Returns the largest size of each of several numbers that are the outcome; () of any other."""
+    columns = [] if design is None or design.offset is not None else design.response.columns
+    found = [schema.get(name) for name in columns]
+    if len(found) < 2 or not all(isinstance(column, Number) for column in found):
+        return ()
+    most = [max(abs(end - each.center) / each.scale for end in each.bounds) for each in found]
+    return tuple(most) if all(0.0 < each < math.inf for each in most) else ()
 
 
 def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int], ...]:

@@ -95,6 +95,7 @@ class Foreseen(NamedTuple):
       most: the declared upper bound of the outcome, as the model sees it; None if there is none.
       exposed: the largest offset; None without an offset whose exponential is an exposure.
       by_bounds: the coefficients whose unit is half the width of their column's bounds.
+      several: the largest size of each of several outcomes, as the model sees them; () of any other.
     """
 
     rounds: int = 1
@@ -106,6 +107,7 @@ class Foreseen(NamedTuple):
     most: float | None = None
     exposed: float | None = None
     by_bounds: tuple[int, ...] = ()
+    several: tuple[float, ...] = ()
 
 
 class Outcome(NamedTuple):
@@ -163,6 +165,8 @@ class Survey(TypedDict):
       constant: the index of the column that is 1, in each block of coefficients.
       blocks: of the coefficients of each outcome or level, on the same columns, how large slopes are less
         than those of others: their columns become longer by it. [1.0] for a single block.
+      several: the largest |y| of each of several outcomes; the second block's first entries hold the sums
+        of (y / most + 1) / 2, × 2. [] where there are no such.
       unit: as above. For a row of the expected length, the contribution's norm is about 1/√2.
       emphasis: as above. It makes the count of records, on which centres and scales depend, more precise.
       length: the root mean square of ‖x̃‖ that coordinates aim for if there are as many records as declared.
@@ -181,6 +185,7 @@ class Survey(TypedDict):
     outcome: OutcomeSurvey | None
     by_bounds: list[int]
     blocks: list[float]
+    several: list[float]
 
 
 def planned_survey(
@@ -219,8 +224,10 @@ def planned_survey(
     plan = None
     if outcome is not None and noise <= MOST_COUNT_NOISE * records:
         plan = _planned_outcome(outcome, len(names), foreseen)
+    # In the entries of the second block.
+    several = list(foreseen.several) if 1 < len(foreseen.several) <= len(columns) else []
     # An outcome is about ½, and so is an exposure, in four entries.
-    more = 0.0 if plan is None else (EMPHASIS / 2.0) ** 2
+    more = (len(several) + (plan is not None)) * (EMPHASIS / 2.0) ** 2
     more += 1.0 if plan is not None and plan["exposed"] is not None else 0.0
     unit = math.sqrt(2.0 * (norm**2 + emphasis**2 - 1.0) + more)
     if noise * unit > _MOST_NOISE * records:
@@ -235,6 +242,7 @@ def planned_survey(
         outcome=plan,
         by_bounds=list(foreseen.by_bounds),
         blocks=list(blocks),
+        several=several,
     )
 
 
@@ -531,14 +539,14 @@ class Coordinates(NamedTuple):
 
 def of_survey(
     survey: Survey, sums: GaussianEta, noise: float, prior: GaussianEta
-) -> tuple[Coordinates, GaussianEta, float]:
-    """Makes coordinates in which columns that exceed the noise have equal weight, a prior and an intercept.
+) -> tuple[Coordinates, GaussianEta, np.ndarray]:
+    """Makes coordinates in which columns that exceed the noise have equal weight, a prior and intercepts.
 
     With N = Σ x_c, a column has the mean μ_j = Σ x_j / N and the sum of squares s_j = Σ x_j² − N μ_j².
     Its scale is √(N / (max(s_j, u) + p_j)), times a constant that gives rows the length of ``length_for``
     with N records. The sd u of the noise in a sum is a floor for columns that cannot be distinguished from
-    zero, and p_j expresses the prior as a number of records. The intercept is that of centred columns
-    where outcomes are as the survey says; 0 if it says nothing of them.
+    zero, and p_j expresses the prior as a number of records. Each block's intercept is that of centred
+    columns where outcomes are as the survey says; 0 if it says nothing of them.
 
     The prior is the given one where bounds say how columns are spread. Where they are much too wide, the
     prior of a coefficient per half-width of them would hold back effects that are real: it is then that of
@@ -562,6 +570,10 @@ def of_survey(
     count = max(counted, noise, 1.0)
     curvature, level, start = survey["curvature"], 0.0, 0.0
     asks = plan is not None and plan["kind"] == "number"
+    # Surveys of earlier plans are of a single outcome.
+    several = np.array(survey.get("several", []))
+    shares = sums.h[size : size + len(several)] / EMPHASIS / count
+    starts = several * np.clip(2.0 * shares - 1.0, -1.0, 1.0)
     if plan is not None:
         exposed = 0.0
         if plan["exposed"] is not None:
@@ -585,7 +597,9 @@ def of_survey(
     squares[constant] = count
     seen = np.maximum(squares, noise)
     spread = np.sqrt(np.maximum(squares, _AT_LEAST * noise) / count)
-    wide = _of_spread(prior, survey, centre, spread, start)
+    if not len(several):
+        starts = np.full(len(factors), start)
+    wide = _of_spread(prior, survey, centre, spread, starts)
     centre, seen, squares = (np.tile(part, len(factors)) for part in (centre, seen, squares))
     larger = np.repeat(factors, size)
     pull = np.diagonal(wide.J) * larger**2 / curvature
@@ -595,27 +609,29 @@ def of_survey(
     # At least 1, the approximate length of the constant column alone.
     scale = larger * scale * length / math.sqrt(max(whole, 1.0))
     at = Coordinates(centre, scale, constant, level=level, sizes=asks, blocks=len(factors))
-    return at, wide, start
+    return at, wide, starts
 
 
 def _of_spread(
-    prior: GaussianEta, survey: Survey, mean: np.ndarray, sd: np.ndarray, start: float
+    prior: GaussianEta, survey: Survey, mean: np.ndarray, sd: np.ndarray, starts: np.ndarray
 ) -> GaussianEta:
     """Returns the prior in units of the columns' spread, see ``of_survey``.
 
     Args:
       prior, survey: as there.
       mean, sd: of each column of a block.
-      start: the intercept of centred columns.
+      starts: the intercept of centred columns in each block.
     """
     of, constant = survey.get("by_bounds", []), survey["constant"]
-    narrower, moves = np.ones(len(prior.h)), np.eye(len(prior.h))
-    for first in range(0, len(prior.h), len(mean)):
+    narrower, moves, middle = np.ones(len(prior.h)), np.eye(len(prior.h)), np.zeros(len(prior.h))
+    for block, start in enumerate(starts):
+        first = block * len(mean)
         columns = np.array(of, int) + first
         narrower[columns] = np.minimum(1.0, _WITHIN * sd[of])
         moves[first + constant, columns] = mean[of]
+        middle[first + constant] = start
     J = narrower[:, None] * prior.J * narrower
-    h = narrower * prior.h + J[:, constant] * start
+    h = narrower * prior.h + J @ middle
     J = moves.T @ J @ moves
     return GaussianEta(moves.T @ h, (J + J.T) / 2.0)
 

@@ -157,15 +157,15 @@ def _surveyed(family: Any, fold: Fold, gradient_sd: float, survey: Survey) -> St
     """Makes coordinates from the first surveys; q moves only to where outcomes are."""
     noise = gradient_sd * survey["unit"] * math.sqrt(len(fold.surveys))
     sums = tree.total(fold.surveys.values(), family.zeros())
-    at, prior, start = coordinates.of_survey(survey, sums, noise, fold.prior)
+    at, prior, starts = coordinates.of_survey(survey, sums, noise, fold.prior)
     # A prior with a factor of its own is not Gaussian, and stays as the study states it.
     told = prior if tree.equal(fold.known, fold.prior) else None
     if told is not None:
         fold = _with_prior(fold, told)
     q = handed_out = family.project(fold.known, fold.prior)
-    if survey["outcome"] is not None:
+    if starts.any():
         mean = family.moments(q)[0]
-        mean[at.constant] = start
+        mean[at.constants] = starts
         handed_out = GaussianEta(q.J @ mean, q.J)
     nothing = GaussianEta(np.zeros(family.size), np.zeros((family.size, family.size)))
     return Standing(handed_out, q, nothing, folds=0, squares=0.0, coordinates=at, prior=told)

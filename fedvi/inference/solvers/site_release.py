@@ -185,6 +185,7 @@ def site_release(
         survey["unit"],
         plan and (plan["most"], plan["exposed"]),
         len(blocks),
+        tuple(survey["several"]),
     )
     sized = plan and noised_sizes(
         cast(Any, of_rows(model)), sampler, mechanism, clip_norm, tuple(plan["sizes"])
