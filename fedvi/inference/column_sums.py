@@ -71,7 +71,7 @@ def noised_column_sums(
         if outcome is not None and outcome[1] is not None:
             values.append(model.exposure(y, outcome[1]))
         if several:
-            values.append((y / np.array(several, np.float32) + 1.0) / 2.0)
+            values.append((y / np.array([[several]], np.float32) + 1.0) / 2.0)
         finite = jnp.isfinite(x).all(axis=2)
         for value in values:
             finite = finite & jnp.isfinite(value).reshape(*finite.shape, -1).all(axis=2)

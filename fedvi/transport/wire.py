@@ -303,7 +303,8 @@ def task_to(
         posterior=_ref(posterior),
         factor=factor and _ref(factor),
         lease_seconds=lease_seconds,
-        coordinates=at and pb.Coordinates(**at._asdict()),
+        coordinates=at
+        and pb.Coordinates(**at._asdict() | {"blocks": at.blocks if at.blocks > 1 else 0}),
     )
 
 
@@ -359,7 +360,7 @@ def _coordinates_from(message: pb.Coordinates) -> Coordinates:
         np.array(message.centre),
         np.array(message.scale),
         message.constant,
-        *(message.spread, message.level, message.residual, message.sizes, message.blocks),
+        *(message.spread, message.level, message.residual, message.sizes, message.blocks or 1),
     )
     size = at.centre.size
     if (

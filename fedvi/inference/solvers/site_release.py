@@ -169,11 +169,8 @@ def site_release(
     unit = clip_norm if math.isfinite(clip_norm) else 1.0
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
     streams = has_predictor(model)  # a unit of several rows has no single predictor
-    blocks = (1.0,) if survey is None else survey["blocks"]
-    summed = _compiled(
-        *(family, model, sampler, mechanism, clip_norm, weight, nodes, draws),
-        None if survey is None else len(blocks),
-    )
+    blocks = len(_blocks(of_rows(model)) or (1.0,))
+    summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws, blocks)
     plan = survey and survey["outcome"]
     surveyed = survey and noised_column_sums(
         cast(Any, of_rows(model)),
@@ -184,7 +181,7 @@ def site_release(
         survey["emphasis"],
         survey["unit"],
         plan and (plan["most"], plan["exposed"]),
-        len(blocks),
+        blocks,
         tuple(survey["several"]),
     )
     sized = plan and noised_sizes(
@@ -205,7 +202,7 @@ def site_release(
         asked = asked_for(survey, task.coordinates)
         if surveyed and asked == "columns":
             return state, surveyed(sampling_key, noise_key, shard.records, valid), told
-        given = _given(family, task, exposed, len(blocks))
+        given = _given(family, task, exposed, blocks)
         if sized and asked == "sizes":
             where = (given[0], given[2][-1])
             return state, sized(sampling_key, noise_key, shard.records, valid, *where), told
@@ -226,7 +223,7 @@ def site_release(
         purposes = ("noise", "sampling") if streams else ("noise", "sampling", "guide")
         noise_keys, sampling_keys, *guide_keys = map(keys_of, purposes)
         given = by_posterior(
-            functools.partial(_given, family, exposed=exposed, blocks=len(blocks)), tasks
+            functools.partial(_given, family, exposed=exposed, blocks=blocks), tasks
         )
         valid = jnp.asarray(shards.mask)
         call = summed.of_many(noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys)
@@ -293,7 +290,7 @@ def _auto(
     rows = of_rows(model)
     typical = getattr(rows, "typical_curvature", TYPICAL_CURVATURE)
     curvature = typical if foreseen.curvature is None else foreseen.curvature
-    blocks = (1.0,) if has_predictor(rows) else getattr(rows, "blocks", None)
+    blocks = _blocks(rows)
     if blocks is not None:
         outcome = getattr(rows, "surveyed", None)
         survey = planned_survey(names, foreseen, noise, rate, curvature, outcome, blocks)
@@ -301,6 +298,11 @@ def _auto(
             return 1.0, survey
     length = length_for(len(names), foreseen, noise, rate, curvature)
     return typical_norm(names, foreseen) / length, None
+
+
+def _blocks(rows: Any) -> tuple[float, ...] | None:
+    """Returns the blocks of a survey, see ``Survey``; None if the model cannot be surveyed."""
+    return (1.0,) if has_predictor(rows) else getattr(rows, "blocks", None)
 
 
 def _made_up_coordinates(size: int, survey: Survey | None) -> tuple[Coordinates | None, ...]:
@@ -370,9 +372,9 @@ def _compiled(
     weight: float,
     nodes: int,
     draws: int,
-    blocks: int | None,
+    blocks: int,
 ) -> "_Summed":
-    """Returns the compiled sums, one for equal settings; without ``blocks`` there are no coordinates."""
+    """Returns the compiled sums, one for equal settings."""
     rows, columns, exact = matrices.triangle(family.size)
     twice = exact.astype(np.float32)
     scale = twice * np.float32(weight)
@@ -406,16 +408,14 @@ def _compiled(
         indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
 
         def inside(theta_like: Any) -> Any:
-            width = family.size // (blocks or 1)
+            width = family.size // blocks
             first = np.arange(family.size) // width * width
             centre, longer = (part.reshape(-1, *(1,) * (theta_like.ndim - 1)) for part in at[:2])
             return longer * (theta_like - centre * theta_like[first + at[2]])
 
         def vector(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:
             gradient, hessian = _of_draws(model, thetas, record)
-            if blocks is not None:
-                gradient, hessian = inside(gradient), inside(inside(hessian).T)
-            return gradient, -hessian[rows, columns] * scale
+            return inside(gradient), -inside(inside(hessian).T)[rows, columns] * scale
 
         def formed(record: Any) -> dict[str, Any]:
             narrow, kept = weights.narrow_and_kept(outcomes, mean, root, record, vector, clip_norm)

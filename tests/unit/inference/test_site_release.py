@@ -24,7 +24,7 @@ from fedvi.privacy.bounded import clipped_sum_of_parts, float_limit, float_sum
 from fedvi.privacy.release import decoded
 from fedvi.typing import ROWS
 from fedvi.updates.base import Shard, Task
-from fedvi.updates.coordinates import Coordinates, Foreseen, length_for
+from fedvi.updates.coordinates import EMPHASIS, Coordinates, Foreseen, length_for
 from fedvi.updates.finish import finish_site
 from tests.studies import random_eta, raw_study, run_study, split
 
@@ -500,11 +500,80 @@ def test_an_answer_in_coordinates_is_that_of_their_columns():
     np.testing.assert_allclose(found[0].delta.J, found[1].delta.J, rtol=2e-5, atol=2e-4)
 
 
+NAMED = ["(Intercept)", "b", "c"]
+BLOCKS = {
+    "multinomial": models.multinomial(NAMED, ["u", "v", "w"]),
+    "multivariate": models.multivariate_linear(NAMED, ["s", "t"], [0.5, 2.0]),
+}
+
+
+def of_blocks(kind: str) -> tuple[dict[str, np.ndarray], Task]:
+    data, generator = surveyed_data(), np.random.default_rng(2)
+    data["y"] = {
+        "multinomial": generator.integers(0, 3, RECORDS).astype(np.float32),
+        "multivariate": generator.normal(size=(RECORDS, 2)).astype(np.float32),
+    }[kind]
+    eta = random_eta(expfam.full_gaussian(6), 3)
+    return data, Task("c/0", "c", 0, 0, eta, tree.subtract(eta, eta), 0.0)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_an_answer_in_coordinates_of_several_blocks_is_that_of_their_columns(kind):
+    data, asked = of_blocks(kind)
+    at = Coordinates(
+        np.array([0.0, 0.4, -2.0, 0.0, 0.3, 1.0]),
+        np.array([1.2, 0.3, 2.0, 0.7, 1.0, 3.0]),
+        0,
+        blocks=2,
+    )
+    found = []
+    for each in (asked, asked._replace(coordinates=at)):
+        given = solvers.site_release(
+            expfam.full_gaussian(6), BLOCKS[kind], sampling.full(RECORDS), mechanisms.gaussian(0.0),
+            clip_norm=math.inf,
+        )  # fmt: skip
+        keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+        value = given.update(keys, (), each, Shard(data, np.ones(RECORDS, bool)))[1].value
+        found.append(given.finish({name: np.asarray(part) for name, part in value.items()}, each))
+    np.testing.assert_allclose(found[0].delta.h, found[1].delta.h, rtol=2e-4, atol=2e-3)
+    np.testing.assert_allclose(found[0].delta.J, found[1].delta.J, rtol=2e-4, atol=2e-3)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_columns_of_several_blocks_are_surveyed_once_and_outcomes_beside_them(kind):
+    data, asked = of_blocks(kind)
+    several = (4.0, 5.0) if kind == "multivariate" else ()
+    given = solvers.site_release(
+        expfam.full_gaussian(6), BLOCKS[kind], sampling.full(RECORDS), mechanisms.gaussian(1e-4),
+        clip_norm="auto", foreseen=FORESEEN._replace(several=several),
+    )  # fmt: skip
+    survey = given.survey
+    assert survey is not None
+    keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
+    value = given.update(keys, (), asked, Shard(data, np.ones(RECORDS, bool)))[1].value
+    found = given.finish({name: np.asarray(part) for name, part in value.items()}, asked).survey
+    x = data["x"].astype(np.float64)
+    emphasis = np.array([survey["emphasis"], 1.0, 1.0])
+    parts = [x * emphasis, x**2 * emphasis]
+    if several:
+        parts.append(EMPHASIS * (data["y"] / np.array(several) + 1.0) / 2.0)
+    vectors = np.concatenate(parts, axis=1) / survey["unit"]
+    norm = np.linalg.norm(vectors, axis=1)
+    total = np.minimum(1.0, 1.0 / norm) @ vectors * survey["unit"]
+    told = np.concatenate([found.h[:3], np.diagonal(found.J)[:3], found.h[3 : 3 + len(several)]])
+    np.testing.assert_allclose(told, total, rtol=2e-5, atol=5e-3)
+    # All else is noise.
+    np.testing.assert_allclose(found.h[3 + len(several) :], 0.0, atol=5e-3)
+    np.testing.assert_allclose(np.diagonal(found.J)[3:], 0.0, atol=5e-3)
+
+
 def test_coordinates_of_another_model_are_refused_before_any_record_is_read():
     given = solver(mechanisms.gaussian(1.0), model=LOGIT, clip_norm="auto", foreseen=FORESEEN)
     wrong = task()._replace(coordinates=Coordinates(np.zeros(2), np.ones(2), 0))
     keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
-    with pytest.raises(errors.ProtocolError, match=r"c/0 has coordinates of 2 columns, .* has 3"):
+    with pytest.raises(
+        errors.ProtocolError, match=r"c/0 has coordinates of 2 columns in 1 blocks, .* has 3"
+    ):
         given.update(keys, (), wrong, Shard({}, np.ones(RECORDS, bool)))
 
 

@@ -62,6 +62,25 @@ def test_coordinates_arrive_as_they_were_sent(known):
     assert arrived[2:] == sent.coordinates[2:]
 
 
+def test_coordinates_of_several_blocks_arrive_and_fit_them():
+    at = Coordinates(np.array([0.5, 0.0, 0.5, 0.0]), np.ones(4), 1, blocks=2)
+
+    def sent(**moved):
+        task = TASK._replace(coordinates=at._replace(**moved))
+        message = wire.task_to(task, bundle.of_eta(ETA), bundle.of_eta(FACTOR), 30.0)
+        return wire.task_from(message, "north", ETA).task.coordinates
+
+    assert sent().blocks == 2
+    for moved in (
+        {"blocks": 3},
+        {"blocks": 5},
+        {"constant": 2},
+        {"centre": np.array([0.5, 0.0, 0.0, 0.5])},
+    ):
+        with pytest.raises(errors.ProtocolError, match="coordinates have 4 centres"):
+            sent(**moved)
+
+
 @pytest.mark.parametrize("wrong", [{"spread": -1.0}, {"level": math.inf}, {"residual": math.nan}])
 def test_coordinates_that_no_survey_makes_are_refused(wrong):
     sent = TASK._replace(coordinates=AT._replace(**wrong))

@@ -35,10 +35,12 @@ FAMILY = expfam.full_gaussian(SIZE)
 
 def some(seed: int) -> Coordinates:
     generator = np.random.default_rng(seed)
-    constant = int(generator.integers(SIZE))
-    centre = generator.normal(size=SIZE)
-    centre[constant] = 0.0
-    return Coordinates(centre, np.exp(generator.normal(size=SIZE)), constant)
+    blocks = int(generator.integers(1, 3))
+    constant = int(generator.integers(SIZE // blocks))
+    at = Coordinates(generator.normal(size=SIZE), np.exp(generator.normal(size=SIZE)), constant)
+    at = at._replace(blocks=blocks)
+    at.centre[at.constants] = 0.0
+    return at
 
 
 def rows(seed: int, constant: int, count: int = 50) -> np.ndarray:
@@ -47,10 +49,17 @@ def rows(seed: int, constant: int, count: int = 50) -> np.ndarray:
     return x
 
 
+def designs(seed: int, at: Coordinates) -> np.ndarray:
+    """Rows of the design: of one of the blocks' coefficients each."""
+    x = rows(seed, at.constants)
+    block = np.arange(len(x))[:, None] % at.blocks == np.arange(SIZE) // (SIZE // at.blocks)
+    return x * block
+
+
 @given(seed=st.integers(0, 10_000))
 def test_predictors_gradients_and_curvatures_are_those_of_theta(seed):
     at, generator = some(seed), np.random.default_rng(seed)
-    x, theta = rows(seed, at.constant), generator.normal(size=SIZE)
+    x, theta = designs(seed, at), generator.normal(size=SIZE)
     inside = at.columns(x.T).T
     np.testing.assert_allclose(inside @ at.coefficients(theta), x @ theta, atol=1e-10)
     np.testing.assert_allclose(at.coefficients_back(at.coefficients(theta)), theta, atol=1e-12)
@@ -197,7 +206,7 @@ def test_a_survey_finds_where_outcomes_are():
     told.J[0, 1] = told.J[1, 0] = exposures
     at, _, start = of_survey(survey, told, 0.0, prior(1e-9))
     # Two events in a quarter of three years; weights expect half as much again.
-    assert start == pytest.approx(math.log(2.0 / 0.75))
+    assert start == pytest.approx([math.log(2.0 / 0.75)])
     assert at.level == pytest.approx(math.log(3.0 * 0.25 * 1.5))
     assert not at.sizes
     plain = of_survey(SURVEY, sums(x), 0.0, prior(1e-9))[0]
@@ -207,12 +216,13 @@ def test_a_survey_finds_where_outcomes_are():
     told = sums(x)
     told.J[0, 0] = EMPHASIS * 5_000 * 0.4
     at, _, start = of_survey({**SURVEY, "outcome": number}, told, 0.0, prior(1e-9))
-    assert start == pytest.approx(-0.4)
+    assert start == pytest.approx([-0.4])
     assert at.sizes
 
 
 SURVEY = Survey(
-    constant=0, unit=4.0, emphasis=1.5, length=LENGTH, noise=1e9, curvature=0.1, outcome=None, by_bounds=[]
+    constant=0, unit=4.0, emphasis=1.5, length=LENGTH, noise=1e9, curvature=0.1, outcome=None,
+    by_bounds=[], blocks=[1.0], several=[],
 )  # fmt: skip
 
 
@@ -244,6 +254,25 @@ def test_rows_are_as_long_as_the_records_that_are_there_ask_for(there):
     foreseen = Foreseen(rounds=40, clients=1, records=there)
     assert length == pytest.approx(length_for(SIZE, foreseen, 30.0, 1.0, 0.1), rel=1e-6)
     assert (length == pytest.approx(LENGTH)) == (there == 50)
+
+
+def test_blocks_have_the_same_columns_and_slopes_of_one_size():
+    x = np.random.default_rng(1).normal(size=(5_000, 2)) * [1.0, 3.0] + 2.0
+    x[:, 0] = 1.0
+    survey: Survey = {**SURVEY, "blocks": [0.5, 2.0], "several": [1.0, 4.0], "by_bounds": [1]}
+    weight = np.array([SURVEY["emphasis"], 1.0])
+    share = np.array([0.3, 0.75])  # of outcomes in their ranges
+    h = np.concatenate([x.sum(0) * weight, EMPHASIS * share * len(x)])
+    squares = np.diag(np.append((x**2).sum(0) * weight, [0.0, 0.0]))
+    at, wide, starts = of_survey(survey, GaussianEta(h, squares), 0.0, prior(1e-9))
+    assert at.blocks == 2
+    np.testing.assert_allclose(starts, [-0.4, 2.0])
+    np.testing.assert_allclose(at.centre, [0.0, x[:, 1].mean()] * 2)
+    np.testing.assert_allclose(at.scale[2:] / at.scale[:2], 4.0)
+    # With slopes ÷ 2 and × 2 the vectors of both are equally long, and all of the expected length.
+    inside = at.columns(np.concatenate([x, x], axis=1).T).T / np.repeat([0.5, 2.0], 2)
+    assert np.mean((inside**2).sum(1)) == pytest.approx(LENGTH**2)
+    np.testing.assert_allclose(np.linalg.solve(wide.J, wide.h)[[0, 2]], starts)
 
 
 def test_a_prior_is_in_units_of_the_spread_where_bounds_are_much_too_wide():
