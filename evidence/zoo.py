@@ -14,6 +14,7 @@ import math
 import multiprocessing
 import os
 import pathlib
+import re
 import statistics
 import tempfile
 import time
@@ -31,6 +32,12 @@ Columns = dict[str, Any]
 # Stated sds from the truth that no run should have; sds by which units of the file may move a result.
 FAR, SAME = 4.0, 1e-6
 Z95 = 1.959964
+# How alarms say that noise hides effects, which is so where intervals are nearly as wide as the prior's: no
+# false alarm. All others are, of clean records.
+HIDES = re.compile(
+    "wide as before any record|wider than before any|the records say nothing about|the run learnt nothing|"
+    "as wide as the prior's|cannot tell (its|one) effect"
+)
 SITES = {"a": 0.4, "b": 0.35, "c": 0.25}
 AGE, WEIGHT, ARM, GRADES = 0.15, 0.1, -0.5, {"II": 0.4, "III": 0.8}
 RIGHT = "age + weight + arm + grade"
@@ -439,7 +446,8 @@ class Judged(NamedTuple):
       worst: the largest distance of all, in stated sds.
       farthest: its coefficient, and the seed of its run.
       hits: by coefficient, in how many runs a 95 % interval covers the truth.
-      alarmed: runs whose verdict raises an alarm.
+      alarmed: runs whose verdict raises a false alarm, one that is not of ``HIDES``.
+      hidden: runs whose verdict says that noise hides effects.
       alarms: these, each once, with the number of runs that raised it.
       width: median over runs of ``Run.width``.
       apart: how far the first run is from the same one with files in the other unit; see ``Run.apart``.
@@ -451,6 +459,7 @@ class Judged(NamedTuple):
     farthest: str
     hits: list[int]
     alarmed: int
+    hidden: int
     alarms: dict[str, int]
     width: float
     apart: float
@@ -476,7 +485,8 @@ def judged(cell: Cell, seeds: Sequence[int]) -> Judged:
         float(away.max()),
         f"{found[at].worst}, {seeds[at]}",
         (away < Z95).sum(axis=0).tolist(),
-        sum(bool(one.alarms) for one in found),
+        sum(any(not HIDES.search(alarm) for alarm in one.alarms) for one in found),
+        sum(any(map(HIDES.search, one.alarms)) for one in found),
         dict(told.most_common()),
         statistics.median(one.width for one in found),
         found[0].apart(again),

@@ -41,6 +41,7 @@ def cells(rows):
             "worst": max(row["worst"] for row in own),
             "covered": 100.0 * min(hits) / runs,
             "alarmed": 100.0 * sum(row["alarmed"] for row in own) / runs,
+            "hidden": 100.0 * sum(row["hidden"] for row in own) / runs,
             "width": statistics.median(row["width"] for row in own),
             "apart": max(row["apart"] for row in own),
         }
@@ -70,6 +71,7 @@ def numbers(rows, setting):
         "worst": number(worst["worst"]), "worst_kind": worst["cell"].kind,
         "worst_epsilon": f"{worst['cell'].epsilon:g}", "worst_records": f"{worst['cell'].records:,}",
         "alarmed": number(sum(e["alarmed"] * e["runs"] for e in found) / runs, 2),
+        "hidden": number(sum(e["hidden"] * e["runs"] for e in found) / runs, 2),
         "quiet": f"{sum(share <= setting['most'] for share in alarmed.values())}",
         "most_kind": most, "most_alarmed": number(alarmed[most], 2),
         "covered": number(statistics.fmean(e["covered"] for e in found)),
@@ -89,12 +91,12 @@ def table(rows):
             cell.kind, f"{cell.epsilon:g}", f"{cell.records:,}", cell.level, cell.event, cell.unit,
             cell.relation.replace("_", " "), cell.view, f"{each['runs']}", number(each["worst"], 2),
             number(each["beyond"], 2), number(each["covered"]), number(each["alarmed"], 2),
-            number(each["width"], 2),
+            number(each["hidden"], 2), number(each["width"], 2),
         ])  # fmt: skip
     heads = [
         "outcome", "ε", "records", "grades", "events", "units", "relation", "view", "runs",
         "farthest, stated sds", "runs beyond reach, %", "covered, worst coefficient, %",
-        "runs with an alarm, %", "width ÷ pooled",
+        "runs with a false alarm, %", "told that noise hides effects, %", "width ÷ pooled",
     ]  # fmt: skip
     return heads, lines
 
@@ -134,10 +136,10 @@ CLAIM = Claim(
     "{far} stated sds of the truth; wanted: {share} %. Kinds of outcome with more runs beyond: {off}. "
     "The farthest is {worst} ({worst_kind}, ε = {worst_epsilon}, {worst_records} records). Nominal "
     "{level} % intervals of a cell's worst coefficient cover it in {covered} % of runs in the mean, "
-    "in {least} % in the worst cell, of {each} runs. A verdict raises an alarm in {alarmed} % of runs; "
-    "in at most {most} % for {quiet} of {kinds} kinds of outcome, most often for {most_kind}: "
-    "{most_alarmed} %. Intervals are {wide} times as wide as pooled ones at ε = {low}, {narrow} times "
-    "at ε = {high}. With the same noise, files in other units (years for days, grams for kilograms) "
+    "in {least} % in the worst cell, of {each} runs. A verdict raises a false alarm in {alarmed} % of "
+    "runs; in at most {most} % for {quiet} of {kinds} kinds of outcome, most often for {most_kind}: "
+    "{most_alarmed} %. In {hidden} % it says, as it should, that noise hides an effect. Intervals are "
+    "{wide} times as wide as pooled ones at ε = {low}, {narrow} times at ε = {high}. With the same noise, files in other units (years for days, grams for kilograms) "
     "move a result by at most {apart} sds; by more than {same} in {moved} cells.",
     verdict="corrected",
     why="Within {far} stated sds are {within} % of runs, for {share} % promised, and {alarmed} % of runs "
