@@ -409,14 +409,20 @@ def test_a_ratio_that_is_implausible_is_told(name: str, mean: float, is_told: bo
     assert not any("is implausible" in alarm for alarm in open_)
 
 
+@pytest.mark.parametrize("per", [1.0, 365.25, 1e-3])
 @pytest.mark.parametrize(
     ("hazards", "left"),
-    [((-8.0, -7.0), ""), ((-2.6, -2.0), "nearly none"), ((-20.0, -21.0), "nearly all")],
+    [((0.0, 1.0), ""), ((5.4, 6.0), "nearly none"), ((-12.0, -13.0), "nearly all")],
 )
-def test_survival_that_is_implausible_is_told(hazards: tuple[float, float], left: str) -> None:
-    names = ("baseline (0, 365]", "baseline (365, ∞)")
+def test_survival_that_is_implausible_is_told_in_any_unit_of_time(
+    hazards: tuple[float, float], left: str, per: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they are fitted, log hazards are per follow-up, whatever the file counts in."""
+    bounds, cut = [1 / per, 3000 / per], 365 / per
+    monkeypatch.setitem(OTHERS, "days", {"type": "number", "bounds": bounds})
+    names = (f"baseline (0, {cut:g}]", f"baseline ({cut:g}, ∞)")
     seen = {name: (mean, 0.3) for name, mean in zip(names, hazards, strict=True)}
-    told = told_of("survival", "Surv(days, dead) ~ old", seen | {"old": (0.2, 0.3)}, cuts=[365])
+    told = told_of("survival", "Surv(days, dead) ~ old", seen | {"old": (0.2, 0.3)}, cuts=[cut])
     assert [left in alarm for alarm in told] == [True] * bool(left)
     # Where hazards are open, nothing is claimed.
     wide = {name: (mean, 6.0) for name, mean in zip(names, hazards, strict=True)}
