@@ -496,8 +496,8 @@ _RESULTS = (
     _fault(
         "numbers-beyond-their-bounds",
         "data/load.py",
-        "return _Cell(_scaled(column, min(max(value, low), high)), later=value > high)",
-        "return _Cell(_scaled(column, max(value, low)), later=value > high)",
+        "return _Cell(_scaled(column, min(max(value, low), high)), clipped=1 if value > high else -1)",
+        "return _Cell(_scaled(column, max(value, low)), clipped=1 if value > high else -1)",
         "A value above its declared bound is used as it is.",
         "unit/data/test_load.py",
     ),
