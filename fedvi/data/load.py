@@ -292,6 +292,7 @@ class _Cell:
 _UNREADABLE = "its line cannot be read, for example since a cell has a line break or an open quote"
 _MISSING = 'cells are missing, and missing = "drop"'
 _OUTSIDE = 'numbers are outside the bounds, and outside = "drop"'
+_REFUSED = 'numbers are outside the bounds, and outside = "refuse"'
 _NO_NUMBER = "cells are no numbers"
 _COMMA = "cells have decimal commas, and only numbers with a point are read"
 _NOT_WHOLE = "cells are no whole numbers"
@@ -362,6 +363,7 @@ def _number(name: str, column: Number, value: float | None, *, comma: bool = Fal
     return _Cell(
         0.0,
         valid=False,
+        lost=_REFUSED,
         refused=f"outside the bounds [{low:.12g}, {high:.12g}]",
         hint=f"correct the record or `data.schema.{name}.bounds`, or set "
         f'`data.schema.{name}.outside` to "clip" or "drop"',
@@ -381,6 +383,7 @@ def _code(name: str, column: Level | Binary, code: Code) -> _Cell:
     return _Cell(
         0.0,
         valid=False,
+        lost=_UNKNOWN,
         refused=f"which is no declared {'level' if isinstance(column, Level) else 'value'}",
         hint=f"{did_you_mean(_shown(code), map(_shown, codes))}; declare it with {keys} or "
         f'`missing_values` of [data.schema.{name}], or set `outside` = "drop"',
@@ -507,7 +510,8 @@ def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _
         lost[_NOT_WHOLE] = int(fraction.sum())
         valid &= ~fraction
     if column.outside != "clip":
-        lost[_OUTSIDE] = int((valid & ~inside).sum())
+        why = _OUTSIDE if column.outside == "drop" else _REFUSED
+        lost[why] = int((valid & ~inside).sum())
         valid &= inside
         if column.outside == "refuse":
             refused |= ~inside
