@@ -202,12 +202,12 @@ CASES = {
         {"(Intercept)": 0.0, "dbp": 0.0, "sbp": 1.2 / 15 * 50},
     ),
 }
-SHARES = {"a": 0.4, "b": 0.35, "c": 0.25}
+SHARES, NEW = {"a": 0.4, "b": 0.35, "c": 0.25}, 0.1
 
 
 def write(folder: Path, case: Case) -> None:
     random = np.random.default_rng(15)
-    for site, share in SHARES.items():
+    for site, share in {**SHARES, "new": NEW}.items():
         table = case.make(random, int(case.records * share), site)
         is_latin = case.make is letters and site == "a"
         with (folder / f"{site}.csv").open(
@@ -263,11 +263,11 @@ def test_a_drafted_study_finds_what_the_table_says(
         fedvi(
             command, tmp_path / "run", *(("--out", tmp_path / "r") if command == "report" else ())
         )
-    fedvi("evaluate", tmp_path / "run", tmp_path / "c.csv")
-    fedvi("predict", tmp_path / "run", tmp_path / "c.csv", "--out", tmp_path / "p.csv")
+    fedvi("evaluate", tmp_path / "run", tmp_path / "new.csv")
+    fedvi("predict", tmp_path / "run", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
     with (tmp_path / "p.csv").open() as file:
         # Public records are read whole, so that each has one line.
-        assert len(list(csv.reader(file))) == 1 + int(case.records * SHARES["c"])
+        assert len(list(csv.reader(file))) == 1 + int(case.records * NEW)
 
 
 def test_a_table_with_row_names_is_drafted_and_its_names_are_not_given_again(

@@ -429,6 +429,21 @@ def test_survival_that_is_implausible_is_told_in_any_unit_of_time(
     assert told_of("survival", "Surv(days, dead) ~ old", wide | {"old": (0.2, 0.3)}) == ()
 
 
+@pytest.mark.parametrize(
+    ("mean", "sd", "told"),
+    [(0.5, 0.01, False), (0.99, 0.01, True), (-1.2, 0.05, True), (-1.2, 0.5, False)],
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_mean_at_an_end_of_the_outcomes_bounds_is_told(
+    mean: float, sd: float, told: bool, several: bool
+) -> None:
+    """As where all files are in another unit, and each number was clipped."""
+    kind, left = ("multivariate_linear", "cbind(days, old)") if several else ("linear", "days")
+    seen = {"days: (Intercept)" if several else "(Intercept)": (mean, sd)}
+    alarms = told_of(kind, f"{left} ~ grade", seen)
+    assert any("at an end of its bounds" in alarm for alarm in alarms) == told
+
+
 def test_what_a_patient_as_the_unit_changes_of_the_question_is_said() -> None:
     raw = study(privacy={"unit": "patient"}, data={"unit_column": "who"})
     found = judged(rows(*[0.2] * 4), study=raw)
