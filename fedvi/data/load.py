@@ -216,10 +216,10 @@ def prepared(
         yield chunk
     if not private:
         check_some(count, counting > 0, where, lost_in_words(count, counting, lost, schema))
-    if tell is not None and (said := lost_in_words(count, counting, lost, schema, broken)):
-        tell(f"{where}: {said}")
-    for line in remarks.lines() if tell is not None else ():
-        tell(f"{where}: {line}")
+    if tell is not None:
+        said = lost_in_words(count, counting, lost, schema, broken)
+        for line in (*filter(None, [said]), *remarks.lines()):
+            tell(f"{where}: {line}")
 
 
 def lost_in_words(
