@@ -103,6 +103,7 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
     from fedvi.data.inspect import inspect_file
     from fedvi.data.schema import parse_schema
     from fedvi.study.config import load_study
+    from fedvi.study.spec.coefficients import known_noise
 
     described = load_study(source)
     if not described.data.columns_schema:
@@ -124,6 +125,7 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
         unit_column=unit,
         most_rows=described.data.rows_per_unit if unit else 1,
         response=response,
+        noise=known_noise(described),
     )
     if as_json:
         content = {

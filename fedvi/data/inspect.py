@@ -124,6 +124,7 @@ def inspect_file(
     unit_column: str | None = None,
     most_rows: int = 1,
     response: Response | None = None,
+    noise: Sequence[float] = (),
 ) -> Fit:
     """Reads a file as the study would, but refuses no record, and reports the result.
 
@@ -134,7 +135,7 @@ def inspect_file(
       columns, separator: as in the study's ``[data]``.
       unit_column: in the file; None if each row is a unit.
       most_rows: the most rows of one unit that are used.
-      response: what the study's formula has left of ``~``; None without a formula.
+      response, noise: what the study's formula has left of ``~``, and its known noise, as for ``Remarks``.
 
     Raises:
       DataError: the file cannot be read, or lacks a column.
@@ -150,7 +151,7 @@ def inspect_file(
     )
     seen = {name: _Seen(column) for name, column in schema.items()}
     owners: Counter[str] = Counter()
-    lost, remarks = Lost(), Remarks(schema, used, response)
+    lost, remarks = Lost(), Remarks(schema, used, response, noise)
     rows = counting = without = 0
     for part in tables.chunks(path, asked):
         for name, found in seen.items():

@@ -175,6 +175,7 @@ def prepared(
     where: str,
     tell: Callable[[str], None] | None = None,
     broken: Callable[[], str] | None = None,
+    noise: Sequence[float] = (),
 ) -> Iterator[ArraySource]:
     """Prepares a file that comes in chunks; see ``tables.chunks``.
 
@@ -187,13 +188,14 @@ def prepared(
         ``Remarks``. They depend on the records, so only their owner may see them; nothing else may depend
         on them.
       broken: says why lines cannot be read, as ``tables.why_broken``; called only for ``tell``.
+      noise: as for ``Remarks``.
 
     Raises:
       DataError: as ``prepare_columns``.
     """
     wanted, count, counting, lost = list(names), 0, 0, Lost()
     timed = () if design is None else design.timed
-    remarks = Remarks(schema, wanted, None if design is None else design.response)
+    remarks = Remarks(schema, wanted, None if design is None else design.response, noise)
     for table in tables:
         clipped: Clipped = {}
         chunk = prepare_chunk(

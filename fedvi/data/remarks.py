@@ -5,7 +5,8 @@ it, and nothing of it is sent. None holds a cell or a number of the file, as a s
 """
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,13 @@ __all__ = ["MOST_UNTOLD", "Remarks"]
 MOST_UNTOLD = 0.01
 """From this share of a file's records on, their owner is told what becomes of them."""
 
-# Numbers that keep to this part of the width of their bounds are in another unit, or the bounds are far
-# too wide: even with an sd of a hundredth, some records span more.
-_NARROW = 0.01
+# Scaled numbers that span less are in another unit, or the bounds are far too wide: even with an sd of a
+# hundredth of the scale, some records are further apart.
+_NARROW = 0.02
+# Fewer records than this may well be alike.
+_FEW = 10
+# A known noise of more than this many sds of the outcome makes intervals at least as many times too wide.
+_LOUD = 2.0
 
 
 class Remarks:
@@ -31,10 +36,18 @@ class Remarks:
       schema: of the study.
       names: the columns of the schema that are read.
       response: what is left of ``~``; None for a model without a formula.
+      noise: the sd of each part of the outcome around its mean that is taken for known, scaled as the
+        outcome is; none if none is.
     """
 
-    def __init__(self, schema: Schema, names: Collection[str], response: Response | None) -> None:
-        self._schema, self._response = schema, response
+    def __init__(
+        self,
+        schema: Schema,
+        names: Collection[str],
+        response: Response | None,
+        noise: Sequence[float] = (),
+    ) -> None:
+        self._schema, self._response, self._noise = schema, response, noise
         self._count = self._counting = 0
         self._below: dict[str, int] = {
             name: 0 for name in names if isinstance(schema.get(name), Number)
@@ -47,8 +60,9 @@ class Remarks:
             for name in names
             if isinstance(column := schema.get(name), Level)
         }
-        # The least and largest of each part of the outcome.
+        # The least and largest of each part of the outcome, and the sums of it and of its square.
         self._ends: NDArray[np.float64] | None = None
+        self._sums: Any = 0.0
 
     def add(self, chunk: ArraySource, clipped: dict[str, tuple[int, int]]) -> None:
         """Looks at some more records.
@@ -74,6 +88,7 @@ class Remarks:
             y = self._response.outcome(chunk.records)[chunk.valid].reshape(
                 int(chunk.valid.sum()), -1
             )
+            self._sums = self._sums + np.stack([y.sum(axis=0), (y**2).sum(axis=0)])
             ends = np.stack([y.min(axis=0), y.max(axis=0)])
             known = ends if self._ends is None else self._ends
             self._ends = np.stack([np.minimum(known[0], ends[0]), np.maximum(known[1], ends[1])])
@@ -83,8 +98,9 @@ class Remarks:
         timed = () if self._response is None else self._response.timed
         for name in self._below:
             yield from self._of_bounds(name, name in timed)
-        if self._counting:
+        if self._counting >= _FEW:
             yield from self._of_outcome()
+        if self._counting:
             for name, levels in self._levels.items():
                 column = self._schema[name]
                 if levels and isinstance(column, Level):
@@ -110,10 +126,11 @@ class Remarks:
                 f"{share} in {called} is outside the bounds {bounds} and is taken as the bound{taken}: "
                 "is the file in another unit than the study, or are numbers missing that it marks so?"
             )
-        elif 0.0 < (self._high[name] - self._low[name]) * column.scale < _NARROW * (high - low):
+        elif self._counting >= _FEW and 0.0 < self._high[name] - self._low[name] < _NARROW:
             yield (
-                f"all numbers in {called} that count lie within a hundredth of the bounds {bounds}: is "
-                "the file in another unit than the study, or are the bounds far too wide?"
+                f"all numbers in {called} that count lie within a fiftieth of `data.schema.{name}.scale`, "
+                "which is half the width of the bounds if it is left out: is the file in another unit than "
+                "the study, or are the bounds far too wide?"
             )
 
     def _of_outcome(self) -> Iterator[str]:
@@ -133,3 +150,11 @@ class Remarks:
                     f"all records that count have the same `{column}`, which is the outcome: of what "
                     "changes it the file says nothing"
                 )
+            elif index < len(self._noise):
+                mean, square = self._sums[:, index] / self._counting
+                if self._noise[index] > _LOUD * math.sqrt(max(square - mean**2, 0.0)):
+                    yield (
+                        "half of model.noise_scale, which is taken for known, is more than the sd of "
+                        f"`{column}` in all records that count: intervals are far too wide. State what "
+                        "earlier studies found"
+                    )

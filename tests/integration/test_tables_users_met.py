@@ -113,7 +113,7 @@ class Case(NamedTuple):
       columns: of `fedvi init --column`.
       truth: coefficient → its true value, in the unit of the file.
       told: a part of the sentence that each site is told; nothing if empty.
-      when: the promises under which it is told; under `dp`, such records do not count.
+      when: the promises under which it is told.
       records: of the three sites together, about.
     """
 
@@ -163,6 +163,9 @@ CASES = {
             **{"sex": "level:f,m", "dose": "number:0..10"},
         },
         {"(Intercept)": 128 - 1 - 1.75, "age": 4 * 3.75, "sex[m]": 8.6, "dose": -1.75},
+        # With privacy it is learnt.
+        "half of model.noise_scale, which is taken for known, is more than the sd of `sbp`",
+        ("none",),
     ),
     "codes": Case(
         codes,
