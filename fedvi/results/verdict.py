@@ -553,9 +553,8 @@ def _of_survival(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[st
         if found is None:
             continue
         # As they are fitted, hazards are per follow-up, and ends of intervals in the unit of the file.
-        width = (
-            min(1.0, float(found[2].replace("∞", "inf")) / bounds[1]) - float(found[1]) / bounds[1]
-        )
+        start, end = (float(part.replace("∞", "inf")) / bounds[1] for part in found.groups())
+        width = min(1.0, end) - start
         low, high = (
             math.exp(min(row["mean"] + sign * Z95 * row["sd"], 700.0)) for sign in (-1.0, 1.0)
         )

@@ -17,7 +17,8 @@ import pytest
 from tests.commands import invoked, succeeded
 
 SITES = {"a": 400, "b": 350, "c": 300}
-COVARIATES = {"age": "number:18..100", "arm": "binary:1/0"}
+# Of the numbers, one can be 0: in a larger unit, it is within its bounds.
+COVARIATES = {"age": "number:18..100", "dose": "number:0..10", "arm": "binary:1/0"}
 # Kind → the formula's left side and offset, the columns of the two, and keys of the model.
 KINDS: dict[str, tuple[str, dict[str, str], dict[str, str]]] = {
     "linear": ("sbp ~", {"sbp": "number:60..220"}, {}),
@@ -87,7 +88,7 @@ def good(kind: str, random: np.random.Generator, count: int) -> Table:
         drawn["years"] = random.uniform(0.5, 3, count).round(2)
         frailty = random.gamma(2, 0.5, count) if kind == "negative_binomial" else 1.0
         drawn["falls"] = random.poisson(1.2 * np.exp(eta) * drawn["years"] * frailty).clip(0, 40)
-    return drawn | {"age": age, "arm": arm}
+    return drawn | {"age": age, "dose": random.uniform(0, 10, count).round(2), "arm": arm}
 
 
 def wrongs(kind: str) -> Iterator[Bad]:
@@ -119,7 +120,7 @@ def draft(folder: Path, kind: str, protection: str) -> Path:
     given += [("--setting", f"{key}={value}") for key, value in setting.items()]
     promise = ("--epsilon", 1, "--relation", "substitute") if protection == "dp" else ()
     succeeded(
-        *("init", folder, "--yes", "--kind", kind, "--formula", f"{left} age + arm"),
+        *("init", folder, "--yes", "--kind", kind, "--formula", f"{left} age + dose + arm"),
         *("--protection", protection, "--clients", ",".join(SITES), "--max-records", 400),
         *(*promise, *itertools.chain(*given)),
     )
