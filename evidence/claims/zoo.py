@@ -139,8 +139,9 @@ CLAIM = Claim(
     "in {least} % in the worst cell, of {each} runs. A verdict raises a false alarm in {alarmed} % of "
     "runs; in at most {most} % for {quiet} of {kinds} kinds of outcome, most often for {most_kind}: "
     "{most_alarmed} %. In {hidden} % it says, as it should, that noise hides an effect. Intervals are "
-    "{wide} times as wide as pooled ones at ε = {low}, {narrow} times at ε = {high}. With the same noise, files in other units (years for days, grams for kilograms) "
-    "move a result by at most {apart} sds; by more than {same} in {moved} cells.",
+    "{wide} times as wide as pooled ones at ε = {low}, {narrow} times at ε = {high}. With the same "
+    "noise, files in other units (years for days, grams for kilograms) move a result by at most {apart} "
+    "sds; by more than {same} in {moved} cells.",
     verdict="corrected",
     why="Within {far} stated sds are {within} % of runs, for {share} % promised, and {alarmed} % of runs "
     "raise an alarm, for {most} % promised.",

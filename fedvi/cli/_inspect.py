@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedvi.data.guess import Guess
     from fedvi.data.inspect import ColumnFit, Fit
     from fedvi.data.names import Names
+    from fedvi.data.response import Response
     from fedvi.study.config import Study
 
 __all__ = ["file", "study"]
@@ -102,6 +103,7 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
     from fedvi.data.inspect import inspect_file
     from fedvi.data.schema import parse_schema
     from fedvi.study.config import load_study
+    from fedvi.study.spec.coefficients import known_noise
 
     described = load_study(source)
     if not described.data.columns_schema:
@@ -112,15 +114,18 @@ def study(source: Path, path: Path | None, name: str | None, as_json: bool) -> N
     declared = parse_schema(described.data.columns_schema, private=described.privacy.private)
     path = _path(described, source, path, name)
     unit = described.data.unit_column
+    used, response = _used(described, declared)
     found = inspect_file(
         path,
         declared,
-        _used(described, declared),
+        used,
         private=described.privacy.private,
         columns=described.data.columns,
         separator=described.data.separator,
         unit_column=unit,
         most_rows=described.data.rows_per_unit if unit else 1,
+        response=response,
+        noise=known_noise(described),
     )
     if as_json:
         content = {
@@ -170,12 +175,14 @@ def _path(study: "Study", source: Path, path: Path | None, name: str | None) -> 
     return source.parent / named
 
 
-def _used(study: "Study", declared: Any) -> tuple[str, ...]:
-    """Returns the columns that the formula uses; without one, all that are declared."""
+def _used(study: "Study", declared: Any) -> "tuple[tuple[str, ...], Response | None]":
+    """Returns the columns that the formula uses, and its outcome; without one, all that are declared."""
     from fedvi.data.formula import parse_formula
 
-    text = study.formula
-    return tuple(declared) if text is None else parse_formula(text, declared).columns
+    if study.formula is None:
+        return tuple(declared), None
+    design = parse_formula(study.formula, declared)
+    return design.columns, design.response
 
 
 def _show(found: "Fit", title: str, study: "Study") -> None:
@@ -204,6 +211,8 @@ def _show(found: "Fit", title: str, study: "Study") -> None:
     click.echo(f"{found.rows} rows, of which {found.counting} count ({share})")
     if found.lost:
         click.echo(f"warning: {found.lost}")
+    for line in found.remarks:
+        click.echo(f"warning: {line}")
     units = found.units
     if units is None:
         _warn_of_size(found.rows, "rows", study)

@@ -59,7 +59,9 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
     alone = private and not (wanted.whole and line_breaks(path, wanted))
     named = wanted.columns is None
     rows = _lone_rows(path, separator, named) if alone else _rows(path, separator)
-    if wanted.columns is not None:
+    if wanted.columns is None:
+        _check_separator(path, wanted, separator)
+    else:
         _check_declared(wanted.columns, wanted.names)
     header = _header(path, wanted, rows)
     places = _places(path, header, wanted.names)
@@ -90,7 +92,10 @@ def chunks(path: Path, wanted: Wanted) -> Iterator[Texts]:
         yield table
 
 
-_R = "R's write.table writes no name over the names of rows: use write.csv(table, file, row.names = FALSE)"
+_R = (
+    "R's write.table writes no name over the names of rows: use write.csv(table, file, row.names = FALSE). "
+    "Other programs end each record with a separator: take it out"
+)
 
 
 def line_breaks(path: Path, wanted: Wanted) -> int:
@@ -305,27 +310,37 @@ def _check_declared(columns: Sequence[str], wanted: Sequence[str]) -> None:
             )
 
 
-def _other_separator(header: Sequence[str], wanted: Sequence[str]) -> str | None:
-    """Returns what stands between the names of a first line that was read as one name, in words."""
-    words = {";": "semicolons", ",": "commas", "\t": "tabs", "|": "vertical bars"}
-    if len(header) != 1:
-        return None
-    for sign, said in words.items():
-        if set(wanted) <= {name.strip().strip('"') for name in header[0].split(sign)}:
-            return said
-    return None
+def _check_separator(path: Path, wanted: Wanted, separator: str) -> None:
+    """Refuses a file whose first line has the wanted names between other separators than the study's.
+
+    Raises:
+      DataError: it has, which the error says; or the file cannot be read.
+    """
+    words = {";": "semicolons", ",": "commas", "\t": "tabs", "|": "vertical bars", " ": "blanks"}
+    line = next((line for line in _lines(path) if line is None or line.strip()), None)
+    names = set(wanted.names)
+
+    def has_all(sign: str) -> bool:
+        cells = None if line is None else _lone_row(line.rstrip("\r\n"), sign)
+        return cells is not None and names <= set(map(composed, cells))
+
+    if not names or has_all(separator):
+        return
+    other = next((said for sign, said in words.items() if has_all(sign)), None)
+    if other is not None:
+        raise DataError(
+            f"{path}: no column `{wanted.names[0]}` in the first line, which has {other} between the names"
+            + (", as R's write.table writes them" if other == "blanks" else ""),
+            "use write.csv(table, file, row.names = FALSE)"
+            if other == "blanks"
+            else "save the file again with the separator of the study, and with decimal points; or, if the "
+            "files of all sites have it, change `data.separator`",
+        )
 
 
 def _places(path: Path, header: Sequence[str], wanted: Sequence[str]) -> dict[str, int]:
     absent = [name for name in wanted if name not in header]
     if absent:
-        other = _other_separator(header, wanted)
-        if other is not None:
-            raise DataError(
-                f"{path}: no column `{absent[0]}` in the first line, which has {other} between the names",
-                "save the file again with the separator of the study, and with decimal points; or, if the "
-                "files of all sites have it, change `data.separator`",
-            )
         # A first line with none of the names is probably a record, so the error does not show it.
         folded = {name.casefold() for name in header}
         is_header = 2 * sum(name.casefold() not in folded for name in wanted) <= len(wanted)

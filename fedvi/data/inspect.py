@@ -13,7 +13,9 @@ from typing import Literal, NamedTuple
 from fedvi.data import tables
 from fedvi.data.cells import TRUTHS, Table, Wanted, has_decimal_comma
 from fedvi.data.guess import often_missing, spelt, texts_of
-from fedvi.data.load import Lost, as_declared, lost_in_words, prepare_chunk
+from fedvi.data.load import Clipped, Lost, as_declared, lost_in_words, prepare_chunk
+from fedvi.data.remarks import Remarks
+from fedvi.data.response import Response
 from fedvi.data.schema import (
     Binary,
     Column,
@@ -98,7 +100,9 @@ class Fit(NamedTuple):
       counting: rows that do not count as zero.
       columns: each declared column.
       units: None if each row is a unit.
-      lost: if most rows count as zero, a sentence with the column and the rule that caused most of it.
+      lost: if 1 % of the rows or more count as zero, a sentence with the column and the rule that caused
+        most of it.
+      remarks: what a site would be told of the file on its own screen, see ``Remarks``.
     """
 
     rows: int
@@ -106,6 +110,7 @@ class Fit(NamedTuple):
     columns: tuple[ColumnFit, ...]
     units: UnitFit | None
     lost: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 def inspect_file(
@@ -118,6 +123,8 @@ def inspect_file(
     separator: str = ",",
     unit_column: str | None = None,
     most_rows: int = 1,
+    response: Response | None = None,
+    noise: Sequence[float] = (),
 ) -> Fit:
     """Reads a file as the study would, but refuses no record, and reports the result.
 
@@ -128,6 +135,7 @@ def inspect_file(
       columns, separator: as in the study's ``[data]``.
       unit_column: in the file; None if each row is a unit.
       most_rows: the most rows of one unit that are used.
+      response, noise: what the study's formula has left of ``~``, and its known noise, as for ``Remarks``.
 
     Raises:
       DataError: the file cannot be read, or lacks a column.
@@ -143,12 +151,23 @@ def inspect_file(
     )
     seen = {name: _Seen(column) for name, column in schema.items()}
     owners: Counter[str] = Counter()
-    lost: Lost = Lost()
+    lost, remarks = Lost(), Remarks(schema, used, response, noise)
     rows = counting = without = 0
     for part in tables.chunks(path, asked):
         for name, found in seen.items():
             found.add(part, name, schema)
-        source = prepare_chunk(part, schema, used, private=True, where=str(path), lost=lost)
+        clipped: Clipped = {}
+        source = prepare_chunk(
+            part,
+            schema,
+            used,
+            private=True,
+            where=str(path),
+            lost=lost,
+            timed=() if response is None else response.timed,
+            clipped=clipped,
+        )
+        remarks.add(source, clipped)
         rows += source.size
         counting += int(source.valid.sum())
         if unit_column is not None:
@@ -167,7 +186,7 @@ def inspect_file(
         shared = dict(sorted(Counter(owners.values()).items()))
         units = UnitFit(unit_column, len(owners), without, shared, most_rows, left_out)
     fits = tuple(found.fit(name, name in used, private) for name, found in seen.items())
-    return Fit(rows, counting, fits, units, said)
+    return Fit(rows, counting, fits, units, said, tuple(remarks.lines()))
 
 
 def verdict(column: Column, cell: str | None) -> Verdict:

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from fedvi.data.cells import (
     truth_of,
 )
 from fedvi.data.formula import Design
+from fedvi.data.remarks import MOST_UNTOLD, Remarks
 from fedvi.data.schema import (
     Binary,
     Code,
@@ -55,6 +56,9 @@ __all__ = [
 
 Lost = Counter[tuple[str, str]]
 """How many records count as zero, by column of the schema and reason in words; private."""
+
+Clipped = dict[str, tuple[int, int]]
+"""How many cells of a column were below and above its bounds, and were clipped; private."""
 
 
 def prepare_columns(
@@ -110,6 +114,7 @@ def prepare_chunk(
     before: int = 0,
     lost: Lost | None = None,
     timed: Collection[str] = (),
+    clipped: Clipped | None = None,
 ) -> ArraySource:
     """Does the same as ``prepare_columns`` for a chunk of records, which may be empty.
 
@@ -117,7 +122,8 @@ def prepare_chunk(
     difference.
 
     Args: as for ``prepare_columns``; ``before`` is the number of earlier records, for errors; records that
-      count as zero are added to ``lost``, once for each column that makes them so.
+      count as zero are added to ``lost``, once for each column that makes them so; cells that are clipped
+      are counted in ``clipped``.
     """
     wanted = list(dict.fromkeys(names))
     for name in wanted:
@@ -147,11 +153,13 @@ def prepare_chunk(
         kind = np.int32 if isinstance(column, Level) else np.float64
         records[name] = found.values.astype(kind)
         if name in timed:
-            records[later_name(name)] = found.later
+            records[later_name(name)] = found.clipped > 0
         valid &= found.valid
         if lost is not None:
             for why, dropped in found.lost.items():
                 lost[name, why] += int(dropped)
+        if clipped is not None and isinstance(column, Number):
+            clipped[name] = int((found.clipped < 0).sum()), int((found.clipped > 0).sum())
         if column.missing == "indicator":
             records[indicator_name(name)] = found.missing.astype(np.float64)
     return ArraySource(records, valid)
@@ -167,6 +175,7 @@ def prepared(
     where: str,
     tell: Callable[[str], None] | None = None,
     broken: Callable[[], str] | None = None,
+    noise: Sequence[float] = (),
 ) -> Iterator[ArraySource]:
     """Prepares a file that comes in chunks; see ``tables.chunks``.
 
@@ -175,22 +184,20 @@ def prepared(
       schema, names, private, where: as for ``prepare_columns``.
       design: lays columns out as {"x": float64 [n, D], "y": float64 [n] or [n, k]}, see
         ``Design.outcome``; None leaves them as they are.
-      tell: called with a sentence if 1 % of the records or more count as zero, and for each column with a
-        level that no record has which counts. It depends on them, so only their owner may see it; nothing
-        else may depend on it.
+      tell: called with a sentence if 1 % of the records or more count as zero, and with each of
+        ``Remarks``. They depend on the records, so only their owner may see them; nothing else may depend
+        on them.
       broken: says why lines cannot be read, as ``tables.why_broken``; called only for ``tell``.
+      noise: as for ``Remarks``.
 
     Raises:
       DataError: as ``prepare_columns``.
     """
     wanted, count, counting, lost = list(names), 0, 0, Lost()
     timed = () if design is None else design.timed
-    unseen = {
-        name: set(range(len(column.levels)))
-        for name in wanted
-        if isinstance(column := schema.get(name), Level)
-    }
+    remarks = Remarks(schema, wanted, None if design is None else design.response, noise)
     for table in tables:
+        clipped: Clipped = {}
         chunk = prepare_chunk(
             table,
             schema,
@@ -200,25 +207,21 @@ def prepared(
             before=count,
             lost=lost,
             timed=timed,
+            clipped=clipped,
         )
+        if tell is not None:
+            remarks.add(chunk, clipped)
         count, counting = count + chunk.size, counting + int(chunk.valid.sum())
-        for name, levels in unseen.items():
-            levels -= set(np.unique(chunk.records[name][chunk.valid]).tolist())
         if design is not None:
             x, y = design.matrix(chunk.records), design.outcome(chunk.records)
             chunk = ArraySource({"x": x, "y": y}, chunk.valid)
         yield chunk
     if not private:
         check_some(count, counting > 0, where, lost_in_words(count, counting, lost, schema))
-    if tell is not None and (said := lost_in_words(count, counting, lost, schema, broken)):
-        tell(f"{where}: {said}")
-    for name, levels in unseen.items():
-        if tell is not None and levels and counting:
-            column = cast(Level, schema[name])
-            which = ", ".join(repr(column.levels[index]) for index in sorted(levels))
-            tell(
-                f"{where}: no record that counts has {which} in `{column.column}`: is it spelt otherwise?"
-            )
+    if tell is not None:
+        said = lost_in_words(count, counting, lost, schema, broken)
+        for line in (*filter(None, [said]), *remarks.lines()):
+            tell(f"{where}: {line}")
 
 
 def lost_in_words(
@@ -235,7 +238,7 @@ def lost_in_words(
     Args:
       broken: says why lines cannot be read, if most records are lost by that.
     """
-    if count - counting < _TOLD * count or not lost:
+    if count - counting < MOST_UNTOLD * count or not lost:
         return ""
     (name, why), _ = max(lost.items(), key=lambda item: item[1])
     share = "at least one record in a hundred counts as zero"
@@ -275,7 +278,8 @@ def check_some(count: int, valid: bool, where: str, why: str = "") -> None:
 class _Cell:
     """The result of one cell; ``refused`` says why the schema refuses it, ``hint`` what to do.
 
-    For a cell that is not valid, ``lost`` names the rule.
+    For a cell that is not valid, ``lost`` names the rule. ``clipped`` is −1 or 1 for a cell that was below
+    or above the bounds and is clipped, else 0.
     """
 
     value: float
@@ -284,15 +288,13 @@ class _Cell:
     refused: str = ""
     hint: str = ""
     lost: str = ""
-    later: bool = False
+    clipped: int = 0
 
-
-# From this share of records that count as zero, their owner is told.
-_TOLD = 0.01
 
 _UNREADABLE = "its line cannot be read, for example since a cell has a line break or an open quote"
 _MISSING = 'cells are missing, and missing = "drop"'
 _OUTSIDE = 'numbers are outside the bounds, and outside = "drop"'
+_REFUSED = 'numbers are outside the bounds, and outside = "refuse"'
 _NO_NUMBER = "cells are no numbers"
 _COMMA = "cells have decimal commas, and only numbers with a point are read"
 _NOT_WHOLE = "cells are no whole numbers"
@@ -357,12 +359,13 @@ def _number(name: str, column: Number, value: float | None, *, comma: bool = Fal
     if low <= value <= high:
         return _Cell(_scaled(column, value))
     if column.outside == "clip":
-        return _Cell(_scaled(column, min(max(value, low), high)), later=value > high)
+        return _Cell(_scaled(column, min(max(value, low), high)), clipped=1 if value > high else -1)
     if column.outside == "drop":
         return _Cell(0.0, valid=False, lost=_OUTSIDE)
     return _Cell(
         0.0,
         valid=False,
+        lost=_REFUSED,
         refused=f"outside the bounds [{low:.12g}, {high:.12g}]",
         hint=f"correct the record or `data.schema.{name}.bounds`, or set "
         f'`data.schema.{name}.outside` to "clip" or "drop"',
@@ -382,6 +385,7 @@ def _code(name: str, column: Level | Binary, code: Code) -> _Cell:
     return _Cell(
         0.0,
         valid=False,
+        lost=_UNKNOWN,
         refused=f"which is no declared {'level' if isinstance(column, Level) else 'value'}",
         hint=f"{did_you_mean(_shown(code), map(_shown, codes))}; declare it with {keys} or "
         f'`missing_values` of [data.schema.{name}], or set `outside` = "drop"',
@@ -415,7 +419,7 @@ class _Judged(NamedTuple):
     missing: NDArray[np.bool_]
     refused: _Refused | None
     lost: dict[str, int]
-    later: NDArray[np.bool_]
+    clipped: NDArray[np.int8]
 
 
 def as_declared(column: Column, cells: Cells) -> Cells:
@@ -487,8 +491,8 @@ def _by_place(
         for cell, count in zip(each, counts.tolist(), strict=True):
             if not cell.valid and count:
                 lost[cell.lost] += count
-    later = np.array([cell.later for cell in each], bool)
-    return _Judged(values[places], valid[places], missing[places], refused, lost, later[places])
+    clipped = np.array([cell.clipped for cell in each], np.int8)
+    return _Judged(values[places], valid[places], missing[places], refused, lost, clipped[places])
 
 
 def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _Judged:
@@ -508,7 +512,8 @@ def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _
         lost[_NOT_WHOLE] = int(fraction.sum())
         valid &= ~fraction
     if column.outside != "clip":
-        lost[_OUTSIDE] = int((valid & ~inside).sum())
+        why = _OUTSIDE if column.outside == "drop" else _REFUSED
+        lost[why] = int((valid & ~inside).sum())
         valid &= inside
         if column.outside == "refuse":
             refused |= ~inside
@@ -525,7 +530,8 @@ def _judged_numbers(name: str, column: Number, values: NDArray[np.float64]) -> _
         value = float(values[row])
         cell = gone if missing[row] else _number(name, column, value)
         first = _Refused(row, repr(repr(value)), cell)  # as for a text file
-    return _Judged(scaled, valid, missing & gone.missing, first, lost, valid & (here > high))
+    clipped = np.where(valid, (here > high).astype(np.int8) - (here < low), 0).astype(np.int8)
+    return _Judged(scaled, valid, missing & gone.missing, first, lost, clipped)
 
 
 def _refuse(where: str, name: str, column: Column, before: int, refused: _Refused) -> None:

@@ -77,10 +77,14 @@ def column_names(path: Path, separator: str | None = None, *, flag: str = "") ->
         found = separator or separator_of(path)
         try:
             line, blank = _first_line(path), found != " "
-            if separator is None and _QUOTED_BY_BLANKS.fullmatch(line.strip()):
+            # Without a separator, it is one name, such as "blood pressure", or R left the quotes out.
+            words = [] if any(sign in line for sign in _SEPARATORS) else line.split(" ")
+            lone = len(words) > 1 and all(as_number(word) is None for word in words)
+            if separator is None and (lone or _QUOTED_BY_BLANKS.fullmatch(line.strip())):
                 raise DataError(
                     f"{path} has blanks between the names of its columns, as R's write.table writes them",
-                    "use write.csv(table, file, row.names = FALSE)",
+                    "use write.csv(table, file, row.names = FALSE)"
+                    + ("; if it has one column, give --separator ," if lone else ""),
                 )
             cells = next(csv.reader([line], delimiter=found, skipinitialspace=blank), [])
         except csv.Error:  # a name that is far too long

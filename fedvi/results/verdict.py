@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvi.data.expected import parse_expected
+from fedvi.data.schema import Number
 from fedvi.planning.width_tables import CLIPPED
 from fedvi.report import tables
 from fedvi.report.contents import Z95
@@ -57,6 +58,9 @@ _BEYOND = 3.0
 # A mean that moved by less than this part of the prior's sd, with an interval of at least _WHOLE of its
 # width, is the prior's.
 _STAYED, _WHOLE = 0.05, 0.98
+# A mean this close to an end of the outcome's bounds, in parts of their width, is at it, if its sd is below
+# the other part.
+_EDGE, _SURE_EDGE = 0.01, 0.05
 # A ratio above this, or below 1 / this, is implausible for a level, or for a step of a number that is a
 # quarter of its bounds.
 _RATIO = 50.0
@@ -289,6 +293,7 @@ def judge(
         *_of_survival(study, rows),
         *_of_count(study, joint),
         *_of_residuals(study, joint),
+        *_of_number(study, rows),
         *_of_twins(twins),
         *_of_contributions(study, contributions),
         *rate,
@@ -564,8 +569,7 @@ def _of_survival(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[st
     """Yields an alarm if surely nearly none of the reference records, or all, are left at the end."""
     if regressions.ratio(study) != "hazard":
         return
-    response = design_of(study)[1].response
-    time, latest = response.columns[0], response.latest or 1.0
+    time = design_of(study)[1].response.columns[0]
     bounds = study.data.columns_schema.get(time, {}).get("bounds")
     if bounds is None:
         return
@@ -574,9 +578,9 @@ def _of_survival(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[st
         found = _INTERVAL.match(row["name"])
         if found is None:
             continue
-        # The file's unit is in the name, and the hazard is one per follow-up.
-        width = min(float(bounds[1]), float(found[2].replace("∞", "inf"))) - float(found[1])
-        width /= latest
+        # As they are fitted, hazards are per follow-up, and ends of intervals in the unit of the file.
+        start, end = (float(part.replace("∞", "inf")) / bounds[1] for part in found.groups())
+        width = min(1.0, end) - start
         low, high = (
             math.exp(min(row["mean"] + sign * Z95 * row["sd"], 700.0)) for sign in (-1.0, 1.0)
         )
@@ -588,6 +592,30 @@ def _of_survival(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[st
             "the end of the bounds, which is hardly plausible: the fit went astray, or the unit or the "
             f"bounds of {time} are not as declared"
         )
+
+
+def _of_number(study: Study, rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yields numbers whose mean, for a reference record, is surely at an end of the declared bounds."""
+    if study.formula is None or regressions.is_function(study):
+        return
+    schema, design = design_of(study)
+    if design.response.type not in ("number", "several"):
+        return
+    for name in design.response.columns:
+        column = schema[name]
+        called = INTERCEPT if design.response.type == "number" else f"{name}: {INTERCEPT}"
+        row = next((row for row in rows if row["name"] == called), None)
+        if row is None or not isinstance(column, Number):
+            continue
+        low, high = ((end - column.center) / column.scale for end in column.bounds)
+        edge = _EDGE * (high - low)
+        if not low + edge < row["mean"] < high - edge and row["sd"] < _SURE_EDGE * (high - low):
+            mean = column.center + column.scale * row["mean"]
+            yield (
+                f"{name} of reference records would be {tables.number(mean, 3)}, at an end of its bounds "
+                "or beyond: files may be in another unit than the study, or its reference is far from a "
+                "usual record"
+            )
 
 
 def _twins(

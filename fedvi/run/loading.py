@@ -12,6 +12,7 @@ from fedvi.data.source import ArraySource
 from fedvi.data.units import check_identities
 from fedvi.study.build import Assembly
 from fedvi.study.config import Study
+from fedvi.study.spec.coefficients import known_noise
 from fedvi.typing import ROWS
 from fedvi.updates.base import Shard
 from fedvi.updates.conjugate import FromFile
@@ -129,6 +130,7 @@ def _read(
         where=client,
         tell=tell,
         broken=lambda: data.why_broken(path, wanted),
+        noise=known_noise(study),
     )
     if disk is not None and stored:
         return data.store(chunks, disk.folder, client)

@@ -7,7 +7,7 @@ from fedvi.data.unit_words import counted
 from fedvi.privacy.statement import DELTA_TOO_LARGE, FEW_RECORDS
 from fedvi.study.config import Study
 from fedvi.study.spec import regressions
-from fedvi.study.spec.coefficients import design_of, outcome_scales
+from fedvi.study.spec.coefficients import design_of, known_noise, outcome_scales
 
 __all__ = ["few_records", "implausible"]
 
@@ -71,19 +71,18 @@ def few_records(most: int, unit: str) -> str:
 
 def _of_noise(study: Study) -> Iterator[str]:
     """Compares a known noise, which is in the unit of the file, with the scale of its outcome."""
-    given, of = study.model.arguments.get("noise_scale"), regressions.of(study)
-    if given in (None, "learn") or study.formula is None or study.is_outside("model") or of is None:
+    known = known_noise(study)
+    if not known:
         return
     schema, design = design_of(study)
     scales = outcome_scales(design, schema)
-    noises = given if isinstance(given, list) else [given] * len(scales)
-    for name, noise, scale in zip(design.response.columns, noises, scales, strict=False):
-        if not _LEAST_NOISE <= noise / scale <= _MOST_NOISE:
+    for name, noise, scale in zip(design.response.columns, known, scales, strict=False):
+        if not _LEAST_NOISE <= noise <= _MOST_NOISE:
             unit = counted(schema, name, many=True)
             yield (
-                f"model.noise_scale is {noise:g}: it is the sd of a record around its mean, in {unit}, and "
-                f"1 of the scaled {name} is {scale:g} of them. Is it in another unit? If it is from "
-                f"a version that took it of the scaled outcome, write {noise * scale:.4g}"
+                f"model.noise_scale is {noise * scale:g}: it is the sd of a record around its mean, in "
+                f"{unit}, and 1 of the scaled {name} is {scale:g} of them. Is it in another unit? If it is "
+                f"from a version that took it of the scaled outcome, write {noise * scale**2:.4g}"
             )
 
 

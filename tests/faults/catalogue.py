@@ -496,10 +496,26 @@ _RESULTS = (
     _fault(
         "numbers-beyond-their-bounds",
         "data/load.py",
-        "return _Cell(_scaled(column, min(max(value, low), high)), later=value > high)",
-        "return _Cell(_scaled(column, max(value, low)), later=value > high)",
+        "return _Cell(_scaled(column, min(max(value, low), high)), clipped=1 if value > high else -1)",
+        "return _Cell(_scaled(column, max(value, low)), clipped=1 if value > high else -1)",
         "A value above its declared bound is used as it is.",
         "unit/data/test_load.py",
+    ),
+    _fault(
+        "a-column-in-another-unit-unsaid",
+        "data/remarks.py",
+        "_NARROW = 0.02",
+        "_NARROW = 0.0",
+        "A site whose column is in another unit than the study is told nothing, and the run settles.",
+        "integration/test_bad_records.py",
+    ),
+    _fault(
+        "hazards-of-another-unit-judged",
+        "results/verdict.py",
+        "width = min(1.0, end) - start",
+        "width = (min(1.0, end) - start) * bounds[1]",
+        "Every survival study in days is told that nobody would be left.",
+        "unit/results/test_verdict.py::test_survival_that_is_implausible_is_told_in_any_unit_of_time",
     ),
     _fault(
         "outcome-without-its-own-noise",

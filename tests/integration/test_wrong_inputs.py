@@ -803,7 +803,8 @@ TABLE = [
         hint=(
             "is a separator or a quote inside a cell? put such cells in double quotes, and check "
             "`data.separator`. R's write.table writes no name over the names of rows: use "
-            "write.csv(table, file, row.names = FALSE)"
+            "write.csv(table, file, row.names = FALSE). Other programs end each record with a separator: "
+            "take it out"
         ),
     ),
     Wrong(

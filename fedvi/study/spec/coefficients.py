@@ -26,6 +26,7 @@ __all__ = [
     "comparisons",
     "design_of",
     "in_file_units",
+    "known_noise",
     "of_moments",
     "outcome_scales",
     "outcome_unit",
@@ -305,6 +306,24 @@ def design_of(study: Study) -> tuple[Schema, Design]:
     """
     schema = parse_schema(study.data.columns_schema, private=study.privacy.private)
     return schema, regressions.design(study, schema)
+
+
+def known_noise(study: Study) -> tuple[float, ...]:
+    """Returns the sds around outcomes that a study takes for known, each in units of its outcome's scale.
+
+    Returns:
+      One for each outcome; none if the run learns it, or the model has no such number.
+    """
+    given = study.model.arguments.get("noise_scale")
+    if given == "learn" or study.formula is None or not regressions.states_noise(study):
+        return ()
+    schema, design = design_of(study)
+    scales = outcome_scales(design, schema)
+    noises = given if isinstance(given, list) else [given] * len(scales)
+    return tuple(
+        noise / scale if isinstance(noise, int | float) else 1.0
+        for noise, scale in zip(noises, scales, strict=False)
+    )
 
 
 def readings(study: Study, names: Sequence[str]) -> tuple[Reading, ...]:

@@ -424,27 +424,26 @@ def test_a_ratio_that_is_implausible_is_told(name: str, mean: float, is_told: bo
     assert not any("is implausible" in alarm for alarm in open_)
 
 
-@pytest.mark.parametrize("unit", [1.0, 365.25, 1 / 24.0])
+@pytest.mark.parametrize("per", [1.0, 365.25, 1e-3])
 @pytest.mark.parametrize(
     ("hazards", "left"),
-    [((0.2, 1.0), ""), ((5.4, 6.0), "nearly none"), ((-12.0, -13.0), "nearly all")],
+    [((0.0, 1.0), ""), ((5.4, 6.0), "nearly none"), ((-12.0, -13.0), "nearly all")],
 )
-def test_survival_that_is_implausible_is_told_in_any_unit(
-    hazards: tuple[float, float], left: str, unit: float
+def test_survival_that_is_implausible_is_told_in_any_unit_of_time(
+    hazards: tuple[float, float], left: str, per: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Log hazards are per follow-up of 3,000 days; names and bounds are in the unit of the file."""
-    days = {"days": {"type": "number", "bounds": [1 / unit, 3000 / unit]}}
-    cut = 365 / unit
+    """As they are fitted, log hazards are per follow-up, whatever the file counts in."""
+    bounds, cut = [1 / per, 3000 / per], 365 / per
+    monkeypatch.setitem(OTHERS, "days", {"type": "number", "bounds": bounds})
     names = (f"baseline (0, {cut:g}]", f"baseline ({cut:g}, ∞)")
-
-    def told(sd: float) -> Any:
-        seen = {name: (mean, sd) for name, mean in zip(names, hazards, strict=True)}
-        formula = "Surv(days, dead) ~ old"
-        return told_of("survival", formula, seen | {"old": (0.2, 0.3)}, days, cuts=[cut])
-
-    assert [left in alarm for alarm in told(0.3)] == [True] * bool(left)
+    seen = {name: (mean, 0.3) for name, mean in zip(names, hazards, strict=True)}
+    told = told_of("survival", "Surv(days, dead) ~ old", seen | {"old": (0.2, 0.3)}, cuts=[cut])
+    assert [left in alarm for alarm in told] == [True] * bool(left)
     # Where hazards are open, nothing is claimed.
-    assert told(6.0) == ()
+    wide = {name: (mean, 6.0) for name, mean in zip(names, hazards, strict=True)}
+    assert (
+        told_of("survival", "Surv(days, dead) ~ old", wide | {"old": (0.2, 0.3)}, cuts=[cut]) == ()
+    )
 
 
 def test_a_part_of_a_curve_is_no_ratio() -> None:
@@ -455,6 +454,21 @@ def test_a_part_of_a_curve_is_no_ratio() -> None:
     seen = {name: (4.5 if "bs" in name else 0.1, 0.3) for name in names}
     assert len(seen) > 2
     assert not any("ratio of" in alarm for alarm in told_of("logistic", f"dead ~ {curve}", seen))
+
+
+@pytest.mark.parametrize(
+    ("mean", "sd", "told"),
+    [(0.5, 0.01, False), (0.99, 0.01, True), (-1.2, 0.05, True), (-1.2, 0.5, False)],
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_mean_at_an_end_of_the_outcomes_bounds_is_told(
+    mean: float, sd: float, told: bool, several: bool
+) -> None:
+    """As where all files are in another unit, and each number was clipped."""
+    kind, left = ("multivariate_linear", "cbind(days, old)") if several else ("linear", "days")
+    seen = {"days: (Intercept)" if several else "(Intercept)": (mean, sd)}
+    alarms = told_of(kind, f"{left} ~ grade", seen)
+    assert any("at an end of its bounds" in alarm for alarm in alarms) == told
 
 
 def test_what_a_patient_as_the_unit_changes_of_the_question_is_said() -> None:
