@@ -29,7 +29,7 @@ from fedvi.study.build import Assembly
 from fedvi.transport import codec
 from fedvi.typing import Key
 from fedvi.updates.base import Change, Fold, LocalSolver, Shard, Task
-from fedvi.updates.coordinates import Coordinates, Survey, of_sizes
+from fedvi.updates.coordinates import Coordinates, Survey, no_coordinates, of_sizes
 
 __all__ = ["BROKE_OFF", "LAYERS", "Audited", "Settings", "promised"]
 
@@ -298,14 +298,13 @@ class Audited:
         if solver.survey is None:
             return found
         size = family.size
-        constant = solver.survey["constant"]
-        blocks = len(solver.survey["blocks"])
-        plain = Coordinates(np.zeros(size), np.ones(size), constant, blocks=blocks)
+        plain = no_coordinates(size, solver.survey)
         centre = np.full(size, 3.0)
         centre[plain.constants] = 0.0
         uneven = plain._replace(centre=centre, scale=np.geomspace(1e-2, 1e2, size))
         asked = {"uneven coordinates": uneven}
-        if solver.survey["outcome"] is not None:
+        plan = solver.survey["outcome"]
+        if plan is not None and plan["sizes"]:
             asked |= {
                 "a spread and a level of slopes": uneven._replace(spread=0.5, level=-1.0),
                 "sizes of slopes": uneven._replace(sizes=True),
@@ -352,8 +351,7 @@ class Audited:
         task = self._task(clients[0])
         kinds = [task]
         if shipped.survey is not None:
-            size, blocks = assembly.family.size, len(shipped.survey["blocks"])
-            at = Coordinates(np.zeros(size), np.ones(size), 0, blocks=blocks)
+            at = no_coordinates(assembly.family.size, shipped.survey)
             kinds.append(task._replace(coordinates=at))
         if not alone and not all(
             runs.same_answer(shipped, solver, self._keys, kind, self._shard) for kind in kinds

@@ -34,6 +34,7 @@ def noised_column_sums(
     outcome: tuple[float, float | None] | None = None,
     blocks: int = 1,
     several: tuple[float, ...] = (),
+    baselines: int = 0,
 ) -> Callable[..., Released]:
     """Returns a function (sampling key, noise key, records, valid) → Σ (x, x²) / unit with noise.
 
@@ -54,6 +55,7 @@ def noised_column_sums(
       outcome: (most, exposed) of ``OutcomeSurvey``; None if nothing is learnt of outcomes.
       blocks: how many there are.
       several: see ``Survey``.
+      baselines: of a hazard, which records do not hold; 0 of a model with an intercept.
     """
     size = len(model.names)
     rows, columns = np.tril_indices(size)
@@ -67,6 +69,9 @@ def noised_column_sums(
     def block_sum(records: Any, mask: Any, limit: float) -> dict[str, Any]:
         # [B, R, D]: the rows of a unit, or the one row of a record.
         x, y, stands = _rows_of(records)
+        if baselines:
+            first = jnp.zeros((*x.shape[:2], baselines), x.dtype).at[..., 0].set(1.0)
+            x = jnp.concatenate([first, x], axis=2)
         values = [] if outcome is None else [model.surveyed_value(y, outcome[0])]
         if outcome is not None and outcome[1] is not None:
             values.append(model.exposure(y, outcome[1]))

@@ -117,12 +117,17 @@ class GeneralisedLinearModel:
     @property
     def surveyed(self) -> Outcome | None:
         """What a survey may learn of outcomes before steps begin; None for nothing."""
-        return None if self.layout is not None else surveyed(self.response)
+        return surveyed(self.response if self.layout is None else self.layout)
 
     @property
     def blocks(self) -> tuple[float, ...] | None:
         """How large slopes of each outcome are less than others, see ``Survey``; None of other layouts."""
         return (1.0,) if self.layout is None else getattr(self.layout, "blocks", None)
+
+    @property
+    def baselines(self) -> int:
+        """How many log hazards come before the coefficients; 0 of a model without."""
+        return int(getattr(self.layout, "baselines", 0))
 
     def at_offset(self, y: Observed, offset: Any) -> Observed:
         """Returns y as if all records had this offset; y itself where the model has none."""
@@ -133,11 +138,14 @@ class GeneralisedLinearModel:
 
     def surveyed_value(self, y: Observed, most: float) -> Values:
         """Returns an outcome as a number in [0, 1], whose sum a survey has."""
-        response: Any = self.response
+        response: Any = self.response if self.layout is None else self.layout
         return response.surveyed_value(y, most)
 
     def exposure(self, y: Observed, exposed: float) -> Values:
-        """Returns exp(offset − exposed), at most 1."""
+        """Returns exp(offset − exposed), at most 1; of a hazard, the time at risk ÷ follow-up."""
+        layout: Any = self.layout
+        if layout is not None:
+            return layout.at_risk(y)
         return jnp.exp(jnp.minimum(jnp.asarray(y)[..., -1] - exposed, 0.0))
 
     def slope_size(self, linear_predictor: Predictor, y: Observed, level: Any) -> Values:

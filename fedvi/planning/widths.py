@@ -23,7 +23,7 @@ from fedvi.study.build import Assembly
 from fedvi.study.spec import regressions, shared_parts
 from fedvi.study.spec.coefficients import in_file_units
 from fedvi.updates.base import Fold, LocalSolver, Standing
-from fedvi.updates.coordinates import EMPHASIS, Coordinates
+from fedvi.updates.coordinates import EMPHASIS, Coordinates, no_coordinates
 
 __all__ = [
     "Width",
@@ -348,8 +348,7 @@ class _Rehearsal:
         """Returns the standing after a survey, its coordinates, and the curvature of all records."""
         size = self.family.size
         survey: Any = self.solver.survey
-        blocks = 1 if survey is None else len(survey["blocks"])
-        standing, at = None, Coordinates(np.zeros(size), np.ones(size), 0, blocks=blocks)
+        standing, at = None, no_coordinates(size, survey)
         if self.solver.survey is not None:
             nothing = GaussianEta(np.zeros(size), np.zeros((size, size)))
             standing = self._stood(nothing, None, {"all": self._surveyed(random)})
@@ -397,7 +396,7 @@ class _Rehearsal:
     def _surveyed(self, random: np.random.Generator) -> GaussianEta:
         """Returns the sums of a survey after clipping, with noise."""
         survey: Any = self.solver.survey
-        # The columns, from a record's first row.
+        # The columns, from a record's first row; its interval's is the constant.
         held = self.family.size // len(survey["blocks"])
         x = self.made.x[:, 0, :held] * survey["blocks"][0]
         squares = x**2
@@ -407,6 +406,8 @@ class _Rehearsal:
             share = 0.5
             if plan["kind"] == "count":
                 share = math.log1p(float(self.made.bend.mean())) / math.log1p(plan["most"])
+            elif plan["kind"] == "event":
+                share = float(self.made.bend.sum(axis=1).mean())
             squares[:, survey["constant"]] = EMPHASIS * share
         outcomes = np.full(len(survey["several"]), EMPHASIS / 2.0)
         length = np.sqrt((x**2 + squares**2).sum(axis=1) + outcomes @ outcomes) / survey["unit"]
@@ -438,7 +439,8 @@ class _Rehearsal:
         survey: Any = self.solver.survey
         if survey is None:
             return 0
-        return 1 if survey["outcome"] is None else 2 + (survey["outcome"]["kind"] == "number")
+        plan = survey["outcome"]
+        return 1 if plan is None or not plan["sizes"] else 2 + (plan["kind"] == "number")
 
     def _kept(self, at: Coordinates, most_is_1: bool = False) -> np.ndarray:
         """Returns the curvature of all records in coordinates, after weighting and clipping.

@@ -284,7 +284,7 @@ def _joint(run: RunRecord) -> verdicts.Joint | None:
     covariance = np.linalg.inv(np.asarray(run.posterior.J, np.float64))
     at = None if run.standing is None else run.standing.coordinates
     usual = None
-    if at is not None and at.blocks == 1:
+    if at is not None and at.blocks == at.baselines == 1:
         usual = at.centre.copy()
         usual[at.constant] = 1.0
     clipped = 0.0 if run.standing is None else run.standing.clipped

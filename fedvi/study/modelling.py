@@ -307,16 +307,24 @@ def vanishing(design: Any, schema: Any, names: Any) -> tuple[tuple[int, int, int
 def by_bounds(design: Any, schema: Any, names: Any) -> tuple[int, ...]:
     """Lists the coefficients of numbers themselves that no unit was declared for, but the bounds'.
 
-    Only with the intercept, and if the model's coefficients are the design's, once or for each outcome or
-    level: they are then those of the first.
+    Only if the model's coefficients are the design's: with the intercept, once or for each outcome or
+    level, those of the first; or after log hazards.
     """
-    if design is None or () not in design.coefficients or len(names) % design.size:
+    if design is None:
         return ()
-    pairs = zip(names, design.names * (len(names) // design.size), strict=True)
-    if not all(f": {name}".endswith(f": {own}") for name, own in pairs):
+    before = 0
+    if design.response.type == "survival":
+        before = len(names) - design.size
+        if tuple(names[before:]) != design.names:
+            return ()
+    elif () not in design.coefficients or len(names) % design.size:
         return ()
+    else:
+        pairs = zip(names, design.names * (len(names) // design.size), strict=True)
+        if not all(f": {name}".endswith(f": {own}") for name, own in pairs):
+            return ()
     return tuple(
-        index
+        before + index
         for index, parts in enumerate(design.coefficients)
         if len(parts) == 1
         and parts[0].transform is None

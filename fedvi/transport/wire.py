@@ -303,9 +303,16 @@ def task_to(
         posterior=_ref(posterior),
         factor=factor and _ref(factor),
         lease_seconds=lease_seconds,
-        coordinates=at
-        and pb.Coordinates(**at._asdict() | {"blocks": at.blocks if at.blocks > 1 else 0}),
+        coordinates=at and pb.Coordinates(**at._asdict() | _more_than_one(at)),
     )
+
+
+def _more_than_one(at: Coordinates) -> dict[str, int]:
+    """Returns the counts of coordinates as they are sent: 0 for one."""
+    return {
+        name: count if count > 1 else 0
+        for name, count in (("blocks", at.blocks), ("baselines", at.baselines))
+    }
 
 
 def task_from(message: pb.Task, client: str, like: Eta, without_factor: bool = False) -> Work:
@@ -360,14 +367,16 @@ def _coordinates_from(message: pb.Coordinates) -> Coordinates:
         np.array(message.centre),
         np.array(message.scale),
         message.constant,
-        *(message.spread, message.level, message.residual, message.sizes, message.blocks or 1),
+        *(message.spread, message.level, message.residual, message.sizes),
+        *(message.blocks or 1, message.baselines or 1),
     )
     size = at.centre.size
     if (
         at.scale.size != size
         or not 1 <= at.blocks <= size
         or size % at.blocks
-        or not at.constant < size // at.blocks
+        or at.baselines < 1
+        or not at.constant + at.baselines <= size // at.blocks
         or at.centre[at.constants].any()
     ):
         raise errors.ProtocolError(

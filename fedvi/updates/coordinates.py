@@ -29,6 +29,7 @@ __all__ = [
     "asked_for",
     "fold_inward",
     "length_for",
+    "no_coordinates",
     "of_sizes",
     "of_survey",
     "planned_survey",
@@ -114,7 +115,7 @@ class Outcome(NamedTuple):
     """What a model says of the outcomes that a survey may learn of.
 
     Attributes:
-      kind: "number" or "count", see ``OutcomeSurvey``.
+      kind: "number", "count" or "event", see ``OutcomeSurvey``.
       dispersion: of counts.
       learnt: whether the noise around a number is to be learnt.
     """
@@ -138,7 +139,8 @@ class OutcomeSurvey(TypedDict):
 
     Attributes:
       kind: "number" for (y / most + 1) / 2, and sizes of y − a; "count" for log(1 + y) / log(1 + most), and
-        sizes of the slope in thirds of the one that weights expect, which are about its sds.
+        sizes of the slope in thirds of the one that weights expect, which are about its sds; "event" for 0
+        or 1, and time at risk ÷ follow-up as the exposure: sizes are not counted.
       most: the largest |y|.
       exposed: the largest offset, for which exp(offset − exposed) is an exposure in (0, 1]; None: there is
         none.
@@ -167,6 +169,8 @@ class Survey(TypedDict):
         than those of others: their columns become longer by it. [1.0] for a single block.
       several: the largest |y| of each of several outcomes; the second block's first entries hold the sums
         of (y / most + 1) / 2, × 2. [] where there are no such.
+      baselines: how many columns from ``constant`` on add up to the constant 1: 1; or the intervals of a
+        hazard, of which records hold none, so that the survey has the constant in the first one's place.
       unit: as above. For a row of the expected length, the contribution's norm is about 1/√2.
       emphasis: as above. It makes the count of records, on which centres and scales depend, more precise.
       length: the root mean square of ‖x̃‖ that coordinates aim for if there are as many records as declared.
@@ -186,6 +190,7 @@ class Survey(TypedDict):
     by_bounds: list[int]
     blocks: list[float]
     several: list[float]
+    baselines: int
 
 
 def planned_survey(
@@ -196,10 +201,11 @@ def planned_survey(
     curvature: float,
     outcome: Outcome | None = None,
     blocks: Sequence[float] = (1.0,),
+    baselines: int = 0,
 ) -> Survey | None:
     """Returns the survey with which a regression's study begins; None if it would not pay.
 
-    It takes one of T rounds, and so 1/T of the budget's μ². There is none without an intercept, which
+    It takes one of T rounds, and so 1/T of the budget's μ². There is none without a constant, which
     centring needs; without noise; with fewer than 5 rounds; or if the noise of one of its sums exceeds half
     of the declared number of records.
 
@@ -211,10 +217,13 @@ def planned_survey(
       curvature: see ``Survey``.
       outcome: what may be learnt of outcomes; None for nothing.
       blocks: see ``Survey``.
+      baselines: how many log hazards come first; 0 of a model with an intercept.
     """
     # Names of several blocks are "outcome: column".
     columns = [f": {name}" for name in names[: len(names) // len(blocks)]]
     is_constant = [name.endswith(f": {INTERCEPT}") for name in columns]
+    if baselines:
+        is_constant = [index == 0 for index in range(len(columns))]
     if True not in is_constant or foreseen.rounds < _ENOUGH_ROUNDS or noise_multiplier == 0.0:
         return None
     norm, emphasis = typical_norm(columns, foreseen), len(columns) ** 0.25
@@ -222,7 +231,7 @@ def planned_survey(
     noise = noise_multiplier * math.sqrt(foreseen.clients) / rate
     records = foreseen.clients * foreseen.records
     plan = None
-    if outcome is not None and noise <= MOST_COUNT_NOISE * records:
+    if outcome is not None and (outcome.kind == "event" or noise <= MOST_COUNT_NOISE * records):
         plan = _planned_outcome(outcome, len(names), foreseen)
     # In the entries of the second block.
     several = list(foreseen.several) if 1 < len(foreseen.several) <= len(columns) else []
@@ -243,11 +252,20 @@ def planned_survey(
         by_bounds=list(foreseen.by_bounds),
         blocks=list(blocks),
         several=several,
+        baselines=max(1, baselines),
     )
 
 
 def _planned_outcome(outcome: Outcome, size: int, foreseen: Foreseen) -> OutcomeSurvey | None:
     """Returns what a survey learns of outcomes; None if bounds, rounds or coefficients do not suffice."""
+    if outcome.kind == "event":
+        return (
+            OutcomeSurvey(
+                kind="event", most=1.0, exposed=0.0, dispersion=0.0, sizes=[], after=foreseen.rounds
+            )
+            if size > 1
+            else None
+        )
     if foreseen.most is None or foreseen.rounds < ENOUGH_FOR_SIZES or size < 2:
         return None
     # Residuals are compared with the bounds of the outcome; slopes of counts with the model's own sd.
@@ -471,6 +489,7 @@ class Coordinates(NamedTuple):
       residual: the sd of residuals, from the second count of them; 0: not known.
       sizes: whether sizes of slopes are asked for.
       blocks: 1; or of how many outcomes or levels there are coefficients on the same columns.
+      baselines: how many columns from c on add up to x_c, see ``Survey``; 1 if there are several blocks.
     """
 
     centre: np.ndarray
@@ -481,15 +500,19 @@ class Coordinates(NamedTuple):
     residual: float = 0.0
     sizes: bool = False
     blocks: int = 1
+    baselines: int = 1
 
     @property
     def constants(self) -> np.ndarray:
-        """The constant column of each block, [blocks]."""
+        """The constant columns: one of each block, or those that add up to one."""
         size = len(self.scale) // self.blocks
-        return np.arange(self.blocks) * size + self.constant
+        first = self.constant + np.arange(self.baselines)
+        return np.add.outer(np.arange(self.blocks) * size, first).ravel()
 
     def _constant_of(self, like: np.ndarray) -> np.ndarray:
         """Returns for each coordinate the entry of its block's constant, [D, …]."""
+        if self.baselines > 1:
+            return np.broadcast_to(like[self.constants].sum(axis=0), like.shape)
         return np.asarray(like[np.repeat(self.constants, len(self.scale) // self.blocks)])
 
     def columns(self, theta_like: np.ndarray) -> np.ndarray:
@@ -515,9 +538,9 @@ class Coordinates(NamedTuple):
         return theta
 
     def _centred(self, theta: np.ndarray) -> list[float]:
-        """Returns Σ centre_j θ_j of each block."""
+        """Returns Σ centre_j θ_j of each constant's block."""
         pairs = zip(*(np.split(part, self.blocks) for part in (self.centre, theta)), strict=True)
-        return [centre @ part for centre, part in pairs]
+        return [centre @ part for centre, part in pairs for _ in range(self.baselines)]
 
     def inward(self, eta: GaussianEta) -> GaussianEta:
         """Converts η from θ to z."""
@@ -583,18 +606,24 @@ def of_survey(
             exposed = plan["exposed"] + math.log(mean)
             level = plan["exposed"] + min(0.0, math.log(_EXPOSED * mean))
         outcomes = float(squares[constant]) / EMPHASIS
-        share = max(outcomes, noise / EMPHASIS if plan["kind"] == "count" else 0.0) / count
+        share = max(outcomes, 0.0 if plan["kind"] == "number" else noise / EMPHASIS) / count
         if plan["kind"] == "number":
             start = plan["most"] * min(max(2.0 * share - 1.0, -1.0), 1.0)
+        elif plan["kind"] == "event":
+            # What a subject tells of a log hazard is its probability of an event.
+            curvature = min(share, 1.0)
+            start = math.log(curvature) - exposed
         else:
             # As for equal counts: a mean of logarithms, which no single large count decides.
             usual = math.expm1(math.log1p(plan["most"]) * min(share, 1.0))
             start = math.log(usual) - exposed
             curvature = usual / (1.0 + plan["dispersion"] * usual) / _LONGER**2
+    constants = slice(constant, constant + (baselines := survey.get("baselines", 1)))
     centre = means / count
-    centre[constant] = 0.0
+    centre[constants] = 0.0
     squares = squares - count * centre**2
-    squares[constant] = count
+    # Records are in one interval or another, and say of each as much as its share.
+    squares[constants] = count / baselines
     seen = np.maximum(squares, noise)
     spread = np.sqrt(np.maximum(squares, _AT_LEAST * noise) / count)
     if not len(several):
@@ -608,8 +637,23 @@ def of_survey(
     length = _length(len(scale), survey["noise"], count, curvature)
     # At least 1, the approximate length of the constant column alone.
     scale = larger * scale * length / math.sqrt(max(whole, 1.0))
-    at = Coordinates(centre, scale, constant, level=level, sizes=asks, blocks=len(factors))
+    at = _planned(survey, Coordinates(centre, scale, constant, level=level, sizes=asks))
     return at, wide, starts
+
+
+def no_coordinates(size: int, survey: Survey | None) -> Coordinates:
+    """Returns the coordinates that leave columns as they are, in the form of a survey's."""
+    at = Coordinates(np.zeros(size), np.ones(size), 0)
+    return at if survey is None else _planned(survey, at)
+
+
+def _planned(survey: Survey, at: Coordinates) -> Coordinates:
+    # Surveys of earlier plans are of models with one intercept.
+    return at._replace(
+        constant=survey["constant"],
+        blocks=len(survey.get("blocks", [1.0])),
+        baselines=survey.get("baselines", 1),
+    )
 
 
 def _of_spread(
@@ -628,8 +672,9 @@ def _of_spread(
         first = block * len(mean)
         columns = np.array(of, int) + first
         narrower[columns] = np.minimum(1.0, _WITHIN * sd[of])
-        moves[first + constant, columns] = mean[of]
-        middle[first + constant] = start
+        for each in range(survey.get("baselines", 1)):
+            moves[first + constant + each, columns] = mean[of]
+            middle[first + constant + each] = start
     J = narrower[:, None] * prior.J * narrower
     h = narrower * prior.h + J @ middle
     J = moves.T @ J @ moves

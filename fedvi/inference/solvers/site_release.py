@@ -37,6 +37,7 @@ from fedvi.updates.coordinates import (
     Survey,
     asked_for,
     length_for,
+    no_coordinates,
     planned_survey,
     typical_norm,
 )
@@ -169,8 +170,8 @@ def site_release(
     unit = clip_norm if math.isfinite(clip_norm) else 1.0
     weight = 4.0 / unit * math.sqrt(curvature_share / (1.0 - curvature_share))
     streams = has_predictor(model)  # a unit of several rows has no single predictor
-    blocks = len(_blocks(of_rows(model)) or (1.0,))
-    summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws, blocks)
+    shape = _shape(of_rows(model))
+    summed = _compiled(family, model, sampler, mechanism, clip_norm, weight, nodes, draws, shape)
     plan = survey and survey["outcome"]
     surveyed = survey and noised_column_sums(
         cast(Any, of_rows(model)),
@@ -181,12 +182,15 @@ def site_release(
         survey["emphasis"],
         survey["unit"],
         plan and (plan["most"], plan["exposed"]),
-        blocks,
+        shape[0],
         tuple(survey["several"]),
+        getattr(of_rows(model), "baselines", 0),
     )
-    sized = plan and noised_sizes(
-        cast(Any, of_rows(model)), sampler, mechanism, clip_norm, tuple(plan["sizes"])
-    )
+    sized = None
+    if plan and plan["sizes"]:
+        sized = noised_sizes(
+            cast(Any, of_rows(model)), sampler, mechanism, clip_norm, tuple(plan["sizes"])
+        )
     # Where no exposures are surveyed, weights expect the largest.
     exposed = None if plan else (foreseen.exposed if foreseen is not None else None) or 0.0
     noise = mechanism.noise_multiplier * unit / sampler.rate
@@ -202,7 +206,7 @@ def site_release(
         asked = asked_for(survey, task.coordinates)
         if surveyed and asked == "columns":
             return state, surveyed(sampling_key, noise_key, shard.records, valid), told
-        given = _given(family, task, exposed, blocks)
+        given = _given(family, task, exposed, shape)
         if sized and asked == "sizes":
             where = (given[0], given[2][-1])
             return state, sized(sampling_key, noise_key, shard.records, valid, *where), told
@@ -222,9 +226,7 @@ def site_release(
         # Where records have a predictor, nothing is drawn from the guide.
         purposes = ("noise", "sampling") if streams else ("noise", "sampling", "guide")
         noise_keys, sampling_keys, *guide_keys = map(keys_of, purposes)
-        given = by_posterior(
-            functools.partial(_given, family, exposed=exposed, blocks=blocks), tasks
-        )
+        given = by_posterior(functools.partial(_given, family, exposed=exposed, shape=shape), tasks)
         valid = jnp.asarray(shards.mask)
         call = summed.of_many(noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys)
         told = {"valid_units": np.count_nonzero(shards.mask, axis=1)}
@@ -293,7 +295,8 @@ def _auto(
     blocks = _blocks(rows)
     if blocks is not None:
         outcome = getattr(rows, "surveyed", None)
-        survey = planned_survey(names, foreseen, noise, rate, curvature, outcome, blocks)
+        baselines = getattr(rows, "baselines", 0)
+        survey = planned_survey(names, foreseen, noise, rate, curvature, outcome, blocks, baselines)
         if survey is not None:
             return 1.0, survey
     length = length_for(len(names), foreseen, noise, rate, curvature)
@@ -305,12 +308,17 @@ def _blocks(rows: Any) -> tuple[float, ...] | None:
     return (1.0,) if has_predictor(rows) else getattr(rows, "blocks", None)
 
 
+def _shape(rows: Any) -> tuple[int, int]:
+    """Returns how many blocks of coefficients a model has, and how many constant columns each."""
+    return len(_blocks(rows) or (1.0,)), max(1, getattr(rows, "baselines", 0))
+
+
 def _made_up_coordinates(size: int, survey: Survey | None) -> tuple[Coordinates | None, ...]:
     """Returns coordinates that ask for each kind of answer."""
+    unknown = no_coordinates(size, survey)
     if survey is None:
-        return (Coordinates(np.zeros(size), np.ones(size), 0),)
-    unknown = Coordinates(np.zeros(size), np.ones(size), 0, blocks=len(survey["blocks"]))
-    if survey["outcome"] is None:
+        return (unknown,)
+    if survey["outcome"] is None or not survey["outcome"]["sizes"]:
         return (None, unknown)
     return (None, unknown, unknown._replace(sizes=True))
 
@@ -332,11 +340,13 @@ def _bends_down(model: Model) -> bool:
     return has_predictor(rows) and getattr(outcome, "concave", None) is True
 
 
-def _given(family: Any, task: Task, exposed: float | None, blocks: int) -> tuple[Any, Any, Any]:
+def _given(
+    family: Any, task: Task, exposed: float | None, shape: tuple[int, int]
+) -> tuple[Any, Any, Any]:
     """Returns the mean and root of the broadcast q, and the coordinates of the answer.
 
     ``exposed`` is the offset that weights expect of every record; None: the one in the coordinates.
-    ``blocks`` is how many the model has.
+    ``shape`` is the model's, see ``_shape``.
 
     Raises:
       ProtocolError: if the coordinates have another number of columns than the model.
@@ -346,11 +356,11 @@ def _given(family: Any, task: Task, exposed: float | None, blocks: int) -> tuple
         mean, root = (np.asarray(part, np.float32) for part in family.location_root(task.posterior))
     at = task.coordinates
     if at is None:
-        at = Coordinates(np.zeros(family.size), np.ones(family.size), 0, blocks=blocks)
-    if (len(at.centre), at.blocks) != (family.size, blocks):
+        at = no_coordinates(family.size, None)._replace(blocks=shape[0], baselines=shape[1])
+    if (len(at.centre), at.blocks, at.baselines) != (family.size, *shape):
         raise errors.ProtocolError(
-            f"task {task.task_id} has coordinates of {len(at.centre)} columns in {at.blocks} blocks, and "
-            f"the model has {family.size} in {blocks}"
+            f"task {task.task_id} has coordinates of {len(at.centre)} columns in {at.blocks} blocks of "
+            f"{at.baselines} constants, and the model has {family.size} in {shape[0]} of {shape[1]}"
         )
     return (
         mean,
@@ -372,7 +382,7 @@ def _compiled(
     weight: float,
     nodes: int,
     draws: int,
-    blocks: int,
+    shape: tuple[int, int],
 ) -> "_Summed":
     """Returns the compiled sums, one for equal settings."""
     rows, columns, exact = matrices.triangle(family.size)
@@ -408,10 +418,11 @@ def _compiled(
         indices = jnp.pad(batch.indices, (0, parts * length - batch.mask.shape[0]))
 
         def inside(theta_like: Any) -> Any:
-            width = family.size // blocks
+            width = family.size // shape[0]
             first = np.arange(family.size) // width * width
             centre, longer = (part.reshape(-1, *(1,) * (theta_like.ndim - 1)) for part in at[:2])
-            return longer * (theta_like - centre * theta_like[first + at[2]])
+            constants = sum(theta_like[first + at[2] + each] for each in range(shape[1]))
+            return longer * (theta_like - centre * constants)
 
         def vector(model: Model, thetas: Any, record: Any) -> tuple[Any, Any]:
             gradient, hessian = _of_draws(model, thetas, record)

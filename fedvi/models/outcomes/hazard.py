@@ -19,6 +19,7 @@ from fedvi.models.outcomes.base import (
     Values,
 )
 from fedvi.models.outcomes.counts import rate
+from fedvi.updates.coordinates import Outcome
 
 __all__ = ["Events", "Intervals"]
 
@@ -75,6 +76,29 @@ class Intervals:
     def per(self) -> float:
         """How many units of time hazards are per."""
         return self.end if math.isfinite(self.end) else 1.0
+
+    @property
+    def blocks(self) -> tuple[float, ...]:
+        """One, see ``Survey``."""
+        return (1.0,)
+
+    @property
+    def baselines(self) -> int:
+        """How many intervals there are."""
+        return len(self.cuts) + 1
+
+    @property
+    def surveyed(self) -> Outcome | None:
+        """Events, and the time at risk, if its end is public."""
+        return Outcome("event") if math.isfinite(self.end) else None
+
+    def surveyed_value(self, y: Observed, most: float) -> Values:
+        """Returns 1 for an event, and 0 for none."""
+        return jnp.clip(jnp.asarray(y)[..., 1], 0.0, most)
+
+    def at_risk(self, y: Observed) -> Values:
+        """Returns the time at risk ÷ the end, between 0 and 1."""
+        return jnp.clip(jnp.asarray(y)[..., 0] / self.end, 0.0, 1.0)
 
     @property
     def names(self) -> tuple[str, ...]:

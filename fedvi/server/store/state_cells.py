@@ -120,7 +120,7 @@ def _write_coordinates(at: Coordinates | None) -> Any:
         "centre": at.centre.tolist(),
         "scale": at.scale.tolist(),
         "constant": at.constant,
-        "slopes": [at.spread, at.level, at.residual, at.sizes, at.blocks],
+        "slopes": [at.spread, at.level, at.residual, at.sizes, at.blocks, at.baselines],
     }
 
 

@@ -181,7 +181,7 @@ def _written(spec: ServerSpec, state: ServerState, task: Task, is_folded: bool) 
             "version": task.version,
             "damping": task.damping,
             "constant": at and at.constant,
-            "slopes": at and [at.spread, at.level, at.residual, at.sizes, at.blocks],
+            "slopes": at and [at.spread, at.level, at.residual, at.sizes, at.blocks, at.baselines],
             "sites": names,
             "opened": [*told.openings],
             "absent": [*told.absent],
@@ -244,6 +244,7 @@ def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], diges
             residual=float(about["slopes"][2]),
             sizes=about["slopes"][3] is True,
             blocks=int(about["slopes"][4]),
+            baselines=int(about["slopes"][5]),
         )
         if centred
         else None,

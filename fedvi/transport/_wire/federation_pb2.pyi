@@ -167,7 +167,7 @@ class Task(_message.Message):
     def __init__(self, task_id: _Optional[str] = ..., client: _Optional[str] = ..., visit: _Optional[int] = ..., version: _Optional[int] = ..., damping: _Optional[float] = ..., posterior: _Optional[_Union[PayloadRef, _Mapping]] = ..., factor: _Optional[_Union[PayloadRef, _Mapping]] = ..., lease_seconds: _Optional[float] = ..., coordinates: _Optional[_Union[Coordinates, _Mapping]] = ...) -> None: ...
 
 class Coordinates(_message.Message):
-    __slots__ = ("centre", "scale", "constant", "spread", "level", "residual", "sizes", "blocks")
+    __slots__ = ("centre", "scale", "constant", "spread", "level", "residual", "sizes", "blocks", "baselines")
     CENTRE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FIELD_NUMBER: _ClassVar[int]
     CONSTANT_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class Coordinates(_message.Message):
     RESIDUAL_FIELD_NUMBER: _ClassVar[int]
     SIZES_FIELD_NUMBER: _ClassVar[int]
     BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    BASELINES_FIELD_NUMBER: _ClassVar[int]
     centre: _containers.RepeatedScalarFieldContainer[float]
     scale: _containers.RepeatedScalarFieldContainer[float]
     constant: int
@@ -184,7 +185,8 @@ class Coordinates(_message.Message):
     residual: float
     sizes: bool
     blocks: int
-    def __init__(self, centre: _Optional[_Iterable[float]] = ..., scale: _Optional[_Iterable[float]] = ..., constant: _Optional[int] = ..., spread: _Optional[float] = ..., level: _Optional[float] = ..., residual: _Optional[float] = ..., sizes: bool = ..., blocks: _Optional[int] = ...) -> None: ...
+    baselines: int
+    def __init__(self, centre: _Optional[_Iterable[float]] = ..., scale: _Optional[_Iterable[float]] = ..., constant: _Optional[int] = ..., spread: _Optional[float] = ..., level: _Optional[float] = ..., residual: _Optional[float] = ..., sizes: bool = ..., blocks: _Optional[int] = ..., baselines: _Optional[int] = ...) -> None: ...
 
 class Wait(_message.Message):
     __slots__ = ("parts", "epoch")
