@@ -165,6 +165,7 @@ def test_the_owner_of_a_file_is_told_what_cannot_be_right_and_nothing_of_a_good_
 @pytest.mark.nightly(
     but=("logistic-died-constant-1-all-dp", "linear-sbp-1000 times too small-1-one-none")
 )
+@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value) encountered:RuntimeWarning")
 @pytest.mark.parametrize("protection", ["none", "dp"])
 @pytest.mark.parametrize("where", ["one", "all"])
 @pytest.mark.parametrize(("kind", "bad"), CASES, ids=[f"{kind}-{bad.name}" for kind, bad in CASES])
