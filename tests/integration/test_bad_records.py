@@ -165,7 +165,6 @@ def test_the_owner_of_a_file_is_told_what_cannot_be_right_and_nothing_of_a_good_
 @pytest.mark.nightly(
     but=("logistic-died-constant-1-all-dp", "linear-sbp-1000 times too small-1-one-none")
 )
-@pytest.mark.filterwarnings("ignore:(divide by zero|invalid value) encountered:RuntimeWarning")
 @pytest.mark.parametrize("protection", ["none", "dp"])
 @pytest.mark.parametrize("where", ["one", "all"])
 @pytest.mark.parametrize(("kind", "bad"), CASES, ids=[f"{kind}-{bad.name}" for kind, bad in CASES])
@@ -181,9 +180,7 @@ def test_no_run_settles_on_records_that_cannot_be_right_without_a_word(
         assert done.exit_code == 2
         assert bad.column in done.stderr
         return
-    # Noise that is learnt around an outcome that hardly varies can come out so small that an answer is
-    # refused; no other run ends in an error, and its sites are told like all others.
-    assert done.exit_code == 0 or (kind == "linear" and bad.column == "sbp")
+    assert done.exit_code == 0
     told = warned(done.stderr)
     for site in sites:
         mine = [line for line in told if line.startswith(f"warning: {site}: ")]

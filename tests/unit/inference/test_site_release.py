@@ -4,6 +4,7 @@ import functools
 import importlib
 import itertools
 import math
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -501,70 +502,89 @@ def test_an_answer_in_coordinates_is_that_of_their_columns():
 
 
 NAMED = ["(Intercept)", "b", "c"]
+FOLLOW_UP = 9.0
 BLOCKS = {
     "multinomial": models.multinomial(NAMED, ["u", "v", "w"]),
     "multivariate": models.multivariate_linear(NAMED, ["s", "t"], [0.5, 2.0]),
+    "survival": models.survival(NAMED[1:], cuts=[2.0, 5.0], follow_up=FOLLOW_UP),
 }
 
 
-def of_blocks(kind: str) -> tuple[dict[str, np.ndarray], Task]:
+def of_blocks(kind: str) -> tuple[dict[str, np.ndarray], Task, Coordinates]:
     data, generator = surveyed_data(), np.random.default_rng(2)
     data["y"] = {
         "multinomial": generator.integers(0, 3, RECORDS).astype(np.float32),
         "multivariate": generator.normal(size=(RECORDS, 2)).astype(np.float32),
+        "survival": np.stack(
+            [generator.uniform(0.1, FOLLOW_UP, RECORDS), generator.integers(0, 2, RECORDS)], axis=1
+        ).astype(np.float32),
     }[kind]
-    eta = random_eta(expfam.full_gaussian(6), 3)
-    return data, Task("c/0", "c", 0, 0, eta, tree.subtract(eta, eta), 0.0)
+    size = BLOCKS[kind].size
+    centre, scale = generator.normal(size=size), np.exp(generator.normal(size=size))
+    at = Coordinates(centre, scale, 0, blocks=2)
+    if kind == "survival":
+        data["x"] = data["x"][:, 1:]
+        at = at._replace(blocks=1, baselines=3)
+    at.centre[at.constants] = 0.0
+    eta = random_eta(expfam.full_gaussian(size), 3)
+    return data, Task("c/0", "c", 0, 0, eta, tree.subtract(eta, eta), 0.0), at
 
 
-@pytest.mark.parametrize("kind", BLOCKS)
-def test_an_answer_in_coordinates_of_several_blocks_is_that_of_their_columns(kind):
-    data, asked = of_blocks(kind)
-    at = Coordinates(
-        np.array([0.0, 0.4, -2.0, 0.0, 0.3, 1.0]),
-        np.array([1.2, 0.3, 2.0, 0.7, 1.0, 3.0]),
-        0,
-        blocks=2,
-    )
-    found = []
-    for each in (asked, asked._replace(coordinates=at)):
-        given = solvers.site_release(
-            expfam.full_gaussian(6), BLOCKS[kind], sampling.full(RECORDS), mechanisms.gaussian(0.0),
-            clip_norm=math.inf,
-        )  # fmt: skip
-        keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
-        value = given.update(keys, (), each, Shard(data, np.ones(RECORDS, bool)))[1].value
-        found.append(given.finish({name: np.asarray(part) for name, part in value.items()}, each))
-    np.testing.assert_allclose(found[0].delta.h, found[1].delta.h, rtol=2e-4, atol=2e-3)
-    np.testing.assert_allclose(found[0].delta.J, found[1].delta.J, rtol=2e-4, atol=2e-3)
-
-
-@pytest.mark.parametrize("kind", BLOCKS)
-def test_columns_of_several_blocks_are_surveyed_once_and_outcomes_beside_them(kind):
-    data, asked = of_blocks(kind)
-    several = (4.0, 5.0) if kind == "multivariate" else ()
+def answered(kind: str, data: Any, asked: Task, sd: float, **settings: Any) -> tuple[Any, Any]:
+    model = BLOCKS[kind]
     given = solvers.site_release(
-        expfam.full_gaussian(6), BLOCKS[kind], sampling.full(RECORDS), mechanisms.gaussian(1e-4),
-        clip_norm="auto", foreseen=FORESEEN._replace(several=several),
-    )  # fmt: skip
-    survey = given.survey
-    assert survey is not None
+        expfam.full_gaussian(model.size),
+        model,
+        sampling.full(RECORDS),
+        mechanisms.gaussian(sd),
+        **settings,
+    )
     keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
     value = given.update(keys, (), asked, Shard(data, np.ones(RECORDS, bool)))[1].value
-    found = given.finish({name: np.asarray(part) for name, part in value.items()}, asked).survey
-    x = data["x"].astype(np.float64)
-    emphasis = np.array([survey["emphasis"], 1.0, 1.0])
-    parts = [x * emphasis, x**2 * emphasis]
+    change = given.finish({name: np.asarray(part) for name, part in value.items()}, asked)
+    return change, given.survey
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_an_answer_in_coordinates_of_several_constants_is_that_of_their_columns(kind):
+    data, asked, at = of_blocks(kind)
+    plain, moved = (
+        answered(kind, data, each, 0.0, clip_norm=math.inf)[0].delta
+        for each in (asked, asked._replace(coordinates=at))
+    )
+    np.testing.assert_allclose(plain.h, moved.h, rtol=3e-4, atol=3e-3)
+    np.testing.assert_allclose(plain.J, moved.J, rtol=3e-4, atol=3e-3)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_columns_of_several_constants_are_surveyed_once_and_outcomes_beside_them(kind):
+    data, asked, _ = of_blocks(kind)
+    several = (4.0, 5.0) if kind == "multivariate" else ()
+    foreseen = FORESEEN._replace(several=several)
+    change, survey = answered(kind, data, asked, 1e-4, clip_norm="auto", foreseen=foreseen)
+    x, y, found = data["x"].astype(np.float64), data["y"].astype(np.float64), change.survey
+    if kind == "survival":
+        x = np.concatenate([np.ones((RECORDS, 1)), np.zeros((RECORDS, 2)), x], axis=1)
+    held = x.shape[1]
+    emphasis = np.where(np.arange(held) == 0, survey["emphasis"], 1.0)
+    first, second, beside = x * emphasis, x**2 * emphasis, np.zeros((RECORDS, 0))
+    entry = np.zeros(RECORDS)
+    if kind == "survival":
+        second[:, 0], entry = EMPHASIS * y[:, 1], y[:, 0] / FOLLOW_UP
+        second[:, :2] += entry[:, None]
     if several:
-        parts.append(EMPHASIS * (data["y"] / np.array(several) + 1.0) / 2.0)
-    vectors = np.concatenate(parts, axis=1) / survey["unit"]
-    norm = np.linalg.norm(vectors, axis=1)
+        beside = EMPHASIS * (y / np.array(several) + 1.0) / 2.0
+    vectors = np.concatenate([first, second, beside], axis=1) / survey["unit"]
+    norm = np.sqrt((vectors**2).sum(axis=1) + 2.0 * (entry / survey["unit"]) ** 2)
     total = np.minimum(1.0, 1.0 / norm) @ vectors * survey["unit"]
-    told = np.concatenate([found.h[:3], np.diagonal(found.J)[:3], found.h[3 : 3 + len(several)]])
+    more = held + len(several)
+    told = np.concatenate([found.h[:held], np.diagonal(found.J)[:held], found.h[held:more]])
     np.testing.assert_allclose(told, total, rtol=2e-5, atol=5e-3)
+    at_risk = np.minimum(1.0, 1.0 / norm) @ entry
+    np.testing.assert_allclose(found.J[1, 0], at_risk, rtol=2e-5, atol=5e-3)
     # All else is noise.
-    np.testing.assert_allclose(found.h[3 + len(several) :], 0.0, atol=5e-3)
-    np.testing.assert_allclose(np.diagonal(found.J)[3:], 0.0, atol=5e-3)
+    np.testing.assert_allclose(found.h[more:], 0.0, atol=5e-3)
+    np.testing.assert_allclose(np.diagonal(found.J)[held:], 0.0, atol=5e-3)
 
 
 def test_coordinates_of_another_model_are_refused_before_any_record_is_read():
@@ -572,7 +592,8 @@ def test_coordinates_of_another_model_are_refused_before_any_record_is_read():
     wrong = task()._replace(coordinates=Coordinates(np.zeros(2), np.ones(2), 0))
     keys = functools.partial(random.insecure_root(0).key, "c", "c/0")
     with pytest.raises(
-        errors.ProtocolError, match=r"c/0 has coordinates of 2 columns in 1 blocks, .* has 3"
+        errors.ProtocolError,
+        match=r"c/0 has coordinates of 2 columns in 1 blocks of 1 constants, and the model has 3 in",
     ):
         given.update(keys, (), wrong, Shard({}, np.ones(RECORDS, bool)))
 

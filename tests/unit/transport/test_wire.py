@@ -70,11 +70,13 @@ def test_coordinates_of_several_blocks_arrive_and_fit_them():
         message = wire.task_to(task, bundle.of_eta(ETA), bundle.of_eta(FACTOR), 30.0)
         return wire.task_from(message, "north", ETA).task.coordinates
 
-    assert sent().blocks == 2
+    assert (sent().blocks, sent().baselines) == (2, 1)
+    assert sent(blocks=1, baselines=2, centre=np.array([0.5, 0.0, 0.0, 0.5])).baselines == 2
     for moved in (
         {"blocks": 3},
         {"blocks": 5},
         {"constant": 2},
+        {"baselines": 2},
         {"centre": np.array([0.5, 0.0, 0.0, 0.5])},
     ):
         with pytest.raises(errors.ProtocolError, match="coordinates have 4 centres"):

@@ -35,10 +35,10 @@ FAMILY = expfam.full_gaussian(SIZE)
 
 def some(seed: int) -> Coordinates:
     generator = np.random.default_rng(seed)
-    blocks = int(generator.integers(1, 3))
-    constant = int(generator.integers(SIZE // blocks))
+    blocks, baselines = [(1, 1), (2, 1), (1, 2)][generator.integers(3)]
+    constant = int(generator.integers(SIZE // blocks + 1 - baselines))
     at = Coordinates(generator.normal(size=SIZE), np.exp(generator.normal(size=SIZE)), constant)
-    at = at._replace(blocks=blocks)
+    at = at._replace(blocks=blocks, baselines=baselines)
     at.centre[at.constants] = 0.0
     return at
 
@@ -52,6 +52,10 @@ def rows(seed: int, constant: int, count: int = 50) -> np.ndarray:
 def designs(seed: int, at: Coordinates) -> np.ndarray:
     """Rows of the design: of one of the blocks' coefficients each."""
     x = rows(seed, at.constants)
+    # Each row is in one of the intervals.
+    x[:, at.constants] = np.arange(len(x))[:, None] % at.baselines == np.tile(
+        np.arange(at.baselines), at.blocks
+    )
     block = np.arange(len(x))[:, None] % at.blocks == np.arange(SIZE) // (SIZE // at.blocks)
     return x * block
 
@@ -222,7 +226,7 @@ def test_a_survey_finds_where_outcomes_are():
 
 SURVEY = Survey(
     constant=0, unit=4.0, emphasis=1.5, length=LENGTH, noise=1e9, curvature=0.1, outcome=None,
-    by_bounds=[], blocks=[1.0], several=[],
+    by_bounds=[], blocks=[1.0], several=[], baselines=1,
 )  # fmt: skip
 
 
