@@ -15,7 +15,7 @@ from fedvi.typing import Eta
 from fedvi.updates import coordinates
 from fedvi.updates.base import Fold, Standing
 from fedvi.updates.coordinates import Survey
-from fedvi.updates.running_means import weight_of_newest
+from fedvi.updates.running_means import LEFT_OUT, weight_of_newest
 from fedvi.updates.supported import Vanishing, supported_curvature, vanishing_forms
 from fedvi.updates.whitened_changes import PriorFrame
 
@@ -31,6 +31,8 @@ _CARRIED = 2.0
 _UNEXPECTED = 3.0
 # The way from there to the optimum counts as at most 1 / this of the way that was made.
 _LEAST_MADE = 0.1
+# In sds of the noise in both: a mean over steps begins anew if the newest is further from it.
+_ANEW = 5.0
 # In sds of a χ²: a gradient further from its prediction than this is not explained by noise.
 _RARE = 5.0
 
@@ -285,6 +287,17 @@ def _of_sites(
         missing, walk = _made_of_steps(folds, (told + pulled) / stiff)
         walk = walk * variance / stiff**2 * excess
         newest = _carried(folds, (told + pulled) / stiff)[0] * variance / stiff**2 * excess
+        if before is not None and folds > 1 + LEFT_OUT:
+            # Steps that noise led far away stay in a mean for long: it begins anew once they are back.
+            off = axes.T @ (mean - before.curvature.h)
+            if (off**2 > _ANEW**2 * (newest + walk)).any():
+                begun = before._replace(
+                    folds=LEFT_OUT, begun=before.handed_out, gradient=None, surprise=0.0
+                )
+                return _of_sites(
+                    family, fold, begun, gradient_sd=gradient_sd, curvature_sd=curvature_sd, rate=rate,
+                    floor=floor, known=known, narrower=narrower,
+                )  # fmt: skip
     way = told / (pulled * (told + pulled))
     if begun is not None and not is_exact:
         made = average - family.moments(begun)[0]

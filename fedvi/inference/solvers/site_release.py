@@ -252,7 +252,7 @@ def site_release(
             curvature_sd=noise / weight,
             rate=float(sampler.rate),
             # In units of the coefficient of a column of size 1; half that in the survey's coordinates.
-            floor=floor * (2.0 * survey["length"] / math.sqrt(family.size) if survey else 1.0),
+            floor=floor * (_floor_unit(survey) / math.sqrt(family.size) if survey else 1.0),
             survey=survey,
             vanishing=_vanishing(model, foreseen),
         ),
@@ -311,6 +311,11 @@ def _blocks(rows: Any) -> tuple[float, ...] | None:
 def _shape(rows: Any) -> tuple[int, int]:
     """Returns how many blocks of coefficients a model has, and how many constant columns each."""
     return len(_blocks(rows) or (1.0,)), max(1, getattr(rows, "baselines", 0))
+
+
+def _floor_unit(survey: Survey) -> float:
+    """Returns how many times 1 / (the noise of a step) is in coordinates what it is in coefficients."""
+    return 2.0 * survey["length"]
 
 
 def _made_up_coordinates(size: int, survey: Survey | None) -> tuple[Coordinates | None, ...]:
