@@ -444,8 +444,8 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         Raises:
           SolverError: there is no honest interval; the message gives the reason: a guide that is not an
             automatic Gaussian, records with latents of their own, learnt parameters, more than 256 latents,
-            gradients that are rescaled or clipped with the prior, a network or a mixture, too few steps,
-            a log likelihood or a prior that is not concave.
+            gradients that are rescaled or clipped with the prior, a network, a product of latents or a
+            mixture, too few steps, a log likelihood or a prior that is not concave.
           PrivacyError: under a JAX transformation.
         """
         random.refuse_a_trace("intervals were asked for", "ask for them after the run")
