@@ -56,6 +56,12 @@ def solver_of(kind: str, model: Any, capacity: int) -> Any:
     everything, silent = sampling.full(capacity), mechanisms.gaussian(0.0)
     if kind == "dp_optimisation":
         return solvers.dp_optimisation(FAMILY, model, everything, silent, clip_norm=50.0, steps=20)
+    if kind == "site_release":
+        return solvers.site_release(FAMILY, model, everything, silent, clip_norm=50.0)
+    if kind == "local_averaging":
+        return solvers.local_averaging(
+            FAMILY, model, everything, silent, clip_norm=50.0, parts=2, steps=30, by_place=True
+        )
     return solvers.perturbed_update(FAMILY, model, everything, silent, clip_norm=50.0, steps=30)
 
 
@@ -124,7 +130,13 @@ def test_an_objective_that_overflows_is_refused_and_says_from_which_step() -> No
     np.testing.assert_allclose(found, np.concatenate(FAMILY.moments(PRIOR)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["dp_optimisation", "perturbed_update"])
+PRIVATE = ["dp_optimisation", "perturbed_update", "site_release", "local_averaging"]
+
+
+@pytest.mark.nightly(
+    but=("Gamma-dp_optimisation", "Bernoulli-perturbed_update", "Gamma-site_release")
+)
+@pytest.mark.parametrize("kind", PRIVATE)
 @pytest.mark.parametrize("law", ["Gamma", "Bernoulli"])
 def test_what_a_model_does_not_take_counts_as_zero_in_a_private_mode(law: str, kind: str) -> None:
     of, y, impossible = LAWS[law]
@@ -134,8 +146,26 @@ def test_what_a_model_does_not_take_counts_as_zero_in_a_private_mode(law: str, k
     found, told = visit(kind, model, X, outcome, np.ones(ROWS))
     expected, _ = visit(kind, model, X, np.array(y, float), kept)
     np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
-    if kind == "dp_optimisation":
-        assert told == {"valid_units": ROWS, "counted_units": ROWS - 2}
+    # On the site's own screen, whichever the solver.
+    assert (told["valid_units"], told["counted_units"]) == (ROWS, ROWS - 2)
+
+
+def test_visits_of_many_sites_tell_each_what_counts() -> None:
+    of, y, impossible = LAWS["Gamma"]
+    model, outcome = model_of(of), np.stack([np.array(y, float)] * 3)
+    outcome[1, [4, 9]], outcome[2, 0] = impossible[0], impossible[0]
+    solver = solver_of("site_release", model, ROWS)
+    tasks = [Task(f"{n}/0", str(n), 0, 0, PRIOR, FAMILY.zeros(), 1.0) for n in range(3)]
+    root = random.insecure_root(0)
+    found = solver.update_many(
+        lambda purpose: jnp.stack([root.key(task.client, task.task_id, purpose) for task in tasks]),
+        [()] * 3,
+        tasks,
+        Shard({"x": np.stack([X] * 3), "y": outcome}, np.ones((3, ROWS), bool)),
+    )
+    told = found()[2]
+    np.testing.assert_array_equal(told["counted_units"], [ROWS, ROWS - 2, ROWS - 1])
+    np.testing.assert_array_equal(told["valid_units"], [ROWS] * 3)
 
 
 def test_a_site_without_records_answers_with_its_cavity() -> None:
