@@ -271,3 +271,49 @@ def test_in_dpsvi_a_record_outside_of_the_support_counts_as_zero() -> None:
     ]
     assert np.isfinite(terms[0])
     assert np.isnan(terms[1])
+
+
+def flat_at_zero(x: Any, y: Any = None) -> None:
+    """A record of x = 0 has a finite log density, whose gradient is 0 · ∞ in reverse."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", x.shape[0]):
+        mean = jnp.where(x > 0.0, jnp.sqrt(x * b**2), 0.0)
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def growing(x: Any, y: Any = None) -> None:
+    """Finite near b = 0, and beyond 32 bits where b is about 2."""
+    b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(b * x)), obs=y)
+
+
+def test_dpsvi_tells_a_gradient_that_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.abs(UNIT).astype(np.float32)
+    x[[3, 7]] = 0.0
+    with pytest.raises(errors.DataError, match=r"2 of 40 records .* row 3 .* or its gradient"):
+        descent(flat_at_zero, 0.0).init(jax.random.key(0), x, UNIT)
+    descent(flat_at_zero, 1.0).init(jax.random.key(0), x, UNIT)
+    assert "2 of 40 records are not finite at the start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+@pytest.mark.parametrize("rate", [1e-3, 3.0])
+def test_dpsvi_tells_at_the_end_of_a_run_what_has_left_the_floats(
+    noise: float, rate: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = fedvi.privacy.sgd(
+        noise_multiplier=noise, delta=1e-6, steps=3, max_records=COUNT, sampler="full"
+    )
+    optim = numpyro.optim.Adam(rate)
+    guide = autoguide.AutoNormal(
+        growing, init_loc_fn=numpyro.infer.init_to_value(values={"b": 0.0})
+    )
+    fit = fedvi.DPSVI(growing, guide, optim, Trace_ELBO(), plan)
+    x = np.full(COUNT, 30.0, np.float32)
+    # Large counts, so that b grows.
+    result = fit.run(jax.random.key(0), 3, x, np.full(COUNT, 10_000), progress_bar=False)
+    said = capsys.readouterr().err
+    assert ("are not finite at the end and count as zero" in said) == (rate == 3.0)
+    assert said.count("\n") == said.count("Private, for the holder")
+    assert "Private" not in str(result.summary()) + repr(result)
