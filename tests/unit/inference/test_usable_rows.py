@@ -223,6 +223,8 @@ def times(x: Any, y: Any = None) -> None:
 UNIT = np.linspace(-1.0, 1.0, COUNT)
 LOST: dict[str, tuple[Any, Any, Any, str]] = {
     "overflow": (counts, YEARS, np.ones(COUNT, int), f"{COUNT} of {COUNT} records are not finite"),
+    # As for NumPyro itself: its density of a soft label is 0.
+    "soft labels": (signs, UNIT, np.tile([0.5, 1.0], COUNT // 2), "20 of 40 .* support of B"),
     "two signs": (signs, UNIT, np.tile([-1, 1], COUNT // 2), "20 of 40 .* outside of the support of B"),
     "from one": (levels, UNIT, np.tile([1, 2, 2, 3], 10), "10 of 40 .* outside of the support of C"),
     "large integers": (times, np.arange(COUNT) + 3_000_000_000, UNIT, r"argument 1 \(int64\) holds"),
@@ -252,6 +254,12 @@ def test_dpsvi_refuses_without_a_promise_and_tells_the_holder_alone_with_one(
     told = capsys.readouterr().err
     assert re.search(f"^Private, for the holder of the records alone: {said}", told, re.MULTILINE)
     assert "Private" not in str(fit.summary()) + repr(fit), "nothing that is shared has it"
+
+
+def test_numpyros_own_density_of_a_soft_label_is_zero() -> None:
+    rules = jax.numpy_dtype_promotion("standard")
+    with rules, pytest.warns(UserWarning, match="Out-of-support"):
+        assert dist.Bernoulli(logits=0.3).log_prob(jnp.asarray(0.5)) == -jnp.inf
 
 
 def test_dpsvi_says_nothing_of_records_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
