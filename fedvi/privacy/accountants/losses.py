@@ -259,12 +259,12 @@ def tilted_loss(
                 orders,
                 key=lambda order: (count * masses.tilted(one, order)[1] - math.log(delta)) / order,
             )
-            tilted, moment = masses.tilted(one, order)
-            if _points(tilted, count) > _MOST_FFT_POINTS:
+            alone, moment = masses.tilted(one, order)
+            if _points(alone, count) > _MOST_FFT_POINTS:
                 return None
-            tilted = Pair(tilted, tilted)
-            whole = masses.repeated(tilted, count) if count > 1 else tilted
-        rounding = count * _rounding(tilted, whole, whole) + masses.CUT
+            pair = Pair(alone, alone)
+            whole = masses.repeated(pair, count) if count > 1 else pair
+        rounding = count * _rounding(pair, whole, whole) + masses.CUT
         infinite = -math.expm1(count * math.log1p(-one.infinite))
         found.append(Tilted(whole.remove, order, count * moment, infinite, rounding))
     return tuple(found)
