@@ -69,8 +69,11 @@ def suggest(
 
     It was chosen on a logistic regression, a linear regression and a network, and judged once on four other
     models and tables (evidence/README.md says by how much settings that are tuned on the records do
-    better). Use it with ``gradients="aligned"``, an automatic Gaussian guide, and Adam. Where gradients of
-    a record are much longer or shorter than √latents, as with columns in other units, scale the columns.
+    better). Use it with ``gradients="aligned"``, an automatic Gaussian guide, and Adam.
+
+    Start the guide of a network at ``init_loc_fn=numpyro.infer.init_to_median``: from NumPyro's own start,
+    between −2 and 2, steps are used up on the way back. Where gradients of a record are much longer or
+    shorter than √latents, as with columns in other units, scale the columns.
 
     Args:
       max_records: as for ``sgd``.

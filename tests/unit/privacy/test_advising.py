@@ -268,6 +268,8 @@ def test_it_names_the_clip_norm_and_the_rates_that_are_suggested(latents):
     found = fedvi.privacy.suggest(max_records=500, latents=latents, epsilon=1.0, delta=1e-6)
     text = " ".join(advice(plan, numbers=latents, latents=latents).split())
     rate = found.learning_rate
-    assert f"fedvi.privacy.suggest takes {found.plan.clip_norm:.3g}, with {rate.steps} steps" in text
+    assert (
+        f"fedvi.privacy.suggest takes {found.plan.clip_norm:.3g}, with {rate.steps} steps" in text
+    )
     assert f"fall from {rate(0):g} to {rate(rate.steps):g}" in text
     assert "the root of the number of latents" in advice(plan).replace("\n", " ")
