@@ -29,8 +29,8 @@ __all__ = [
 
 # With more latents, updating the sums would cost more than a step.
 _MOST = 256
-# A record's gradients in a regression span few dimensions: one, or one per class or parameter.
-_FEW, _FEW_SHARE, _ROUNDING = 3, 3, 1e-3
+# Dimensions that are shorter than this share of the longest are rounding.
+_ROUNDING = 1e-3
 _GAUSSIAN = (
     autoguide.AutoNormal,
     autoguide.AutoDiagonalNormal,
@@ -104,7 +104,12 @@ class NoiseAware:
         self.mean, self.covariance, self.hidden = told
         self._latents = latents
         hides = ""
-        if self.hidden:
+        if self.hidden == latents.size:
+            hides = (
+                f"of no use: noise hides the curvature in all {latents.size} directions, so that this is "
+                "about the prior; "
+            )
+        elif self.hidden:
             hides = (
                 f"noise hides the curvature in {self.hidden} of {latents.size} directions, where "
                 "intervals rest mostly on the prior; "
@@ -330,8 +335,11 @@ def locations(guide: Any, latents: Latents, gradient: Mapping[str, Any]) -> Any:
 def unlike_a_regression(found: Guided, latents: Latents) -> str:
     """Returns why a model is not like a regression, or "" if it is; uses no records.
 
-    Over all θ, the gradients of one made-up record of a regression span few dimensions: one, or one per
-    class or parameter of the outcome. Those of networks and mixtures span many.
+    In a regression a record's outcome depends on θ through fixed linear predictors. So over all θ, the
+    gradients of one made-up record span no more dimensions than the parameters of its outcome's
+    distribution have at one θ: one, or one per class or parameter. In networks, and wherever latents are
+    multiplied, each parameter of the outcome turns with θ, and spans several. Those of a mixture move
+    together as one.
     """
     keys = jax.random.split(jax.random.key(0))
     row = [column[0] for column in found.layout.made_up(ONE)]
@@ -339,17 +347,28 @@ def unlike_a_regression(found: Guided, latents: Latents) -> str:
     def term(vector: Any) -> Any:
         return found.record_term_at(latents.constrained(vector), keys[1], row)
 
-    most = max(_FEW, latents.size // _FEW_SHARE)
-    places = jax.random.normal(keys[0], (2 * most + 4, latents.size))
-    slopes = np.asarray(jax.jit(jax.vmap(jax.grad(term)))(places), float)
-    norms = np.linalg.norm(slopes, axis=1)
-    usable = np.isfinite(norms) & (norms > 0.0)
-    lengths = np.linalg.svd(slopes[usable] / norms[usable, None], compute_uv=False)
-    if not len(lengths) or (lengths > _ROUNDING * lengths[0]).sum() <= most:
+    def described(vector: Any) -> Any:
+        return found.described_at(latents.constrained(vector), keys[1], row)
+
+    def ways(vectors: np.ndarray) -> int:
+        norms = np.linalg.norm(vectors, axis=1)
+        usable = np.isfinite(norms) & (norms > 0.0)
+        if not usable.any():
+            return 0
+        lengths = np.linalg.svd(vectors[usable] / norms[usable, None], compute_uv=False)
+        return int((lengths > _ROUNDING * lengths[0]).sum())
+
+    numbers, most = described(jnp.zeros(latents.size))
+    places = jax.random.normal(keys[0], (2 * (len(numbers) + most) + 4, latents.size))
+    if len(numbers):
+        turns = jax.jit(jax.vmap(jax.jacrev(lambda vector: described(vector)[0])))(places)
+        most += max(map(ways, np.asarray(turns, float)))
+    spanned = ways(np.asarray(jax.jit(jax.vmap(jax.grad(term)))(places), float))
+    if spanned <= most:
         return ""
     return (
-        f"a record's gradients span more than {most} of {latents.size} dimensions, as those of networks "
-        "and mixtures do, whose posterior is not Gaussian"
+        f"a record's gradients span {spanned} or more dimensions where {most} describe its outcome, as "
+        "those of networks, of products of latents and of mixtures do, whose posterior is not Gaussian"
     )
 
 

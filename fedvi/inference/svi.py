@@ -197,6 +197,8 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         # The latents that can have noise-aware intervals, or the reason why there are none.
         self._latents_told: Latents | str = ""
         self._unlike: str | None = None
+        # How many records were lost at the start of the last run; private.
+        self._lost = 0
         self._like: Any = None
         # A step split into what follows from its key and the rest; one for stable steps, one for others.
         self._parted: dict[bool, presample.Split] = {}
@@ -304,10 +306,10 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
                 self._transforms = self._latents_told.transforms
         columns = at.take(args, kwargs)
         if not self.privacy.protected:
-            self._judge(constrained, rng_key, columns)
+            self._lost = self._judge(constrained, rng_key, columns)
         run = self._charged(params, constrained, rng_key, columns)
         if self.privacy.protected:
-            self._judge(constrained, rng_key, columns)
+            self._lost = self._judge(constrained, rng_key, columns)
         state = DPSVIState(
             started.optim_state,
             None,
@@ -380,6 +382,10 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
 
         The result also has ``noise_aware()``, ``intervals()``, and a ``remark`` on how far to trust them.
 
+        At its end it looks at the records once more, at the released parameters, and says on standard
+        error, to the holder alone, if more records are not finite there than at the start: they count as
+        zero. ``update`` does not look.
+
         It compiles by itself: do not call it under ``jit``, ``vmap`` or ``scan``. Call ``update`` there.
 
         Raises:
@@ -424,7 +430,10 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
                 bar.update(count)
                 if self._loss_bound is not None and progress_bar:
                     bar.set_postfix_str(f"loss of the last {count}: {float(some.mean()):.4f}")
-        return DPSVIRunResult.of(self, self.get_params(state), state, jnp.concatenate(losses))
+        params = self.get_params(state)
+        # Where a run has left the floats, its steps see no record: at its end as well as anywhere.
+        self._judge(params, rng_key, columns, self._lost)
+        return DPSVIRunResult.of(self, params, state, jnp.concatenate(losses))
 
     def noise_aware(self, svi_state: DPSVIState) -> NoiseAware:
         """Returns a Gaussian posterior of the latents that accounts for the noise of all steps so far.
@@ -444,8 +453,8 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         Raises:
           SolverError: there is no honest interval; the message gives the reason: a guide that is not an
             automatic Gaussian, records with latents of their own, learnt parameters, more than 256 latents,
-            gradients that are rescaled or clipped with the prior, a network or a mixture, too few steps,
-            a log likelihood or a prior that is not concave.
+            gradients that are rescaled or clipped with the prior, a network, a product of latents or a
+            mixture, too few steps, a log likelihood or a prior that is not concave.
           PrivacyError: under a JAX transformation.
         """
         random.refuse_a_trace("intervals were asked for", "ask for them after the run")
@@ -476,10 +485,15 @@ class DPSVI(SpeaksOfRuns, Owned, SVI):  # type: ignore[misc]
         """
         return Private(super().evaluate(svi_state, *args, **kwargs))
 
-    def _judge(self, constrained: Any, key: Any, columns: list[Any]) -> None:
-        """Looks for records that are lost at the start; see `judge_records`."""
+    def _judge(
+        self, constrained: Any, key: Any, columns: list[Any], lost_before: int | None = None
+    ) -> int:
+        """Looks for records that are lost at the start, or the end, of a run; see `judge_records`."""
         finite = self._finite(constrained, key, [jnp.asarray(column) for column in columns])
-        judge_records(self._taken_apart, constrained, key, columns, finite, self.privacy.protected)
+        protected = self.privacy.protected
+        return judge_records(
+            self._taken_apart, constrained, key, columns, finite, protected, lost_before
+        )
 
     def _check(self, state: Any) -> None:
         """Rejects a state whose structure or shapes differ from those of this object's states."""

@@ -27,8 +27,10 @@ __all__ = [
     "not_started",
 ]
 
-# At how many draws of the guide records are looked at before a run, and how many rows at a time.
-_STARTS, _TOGETHER = 4, 1024
+# At how many draws of the guide records are looked at, and how many rows at a time.
+_DRAWS, _TOGETHER = 4, 1024
+# With more parameters, gradients of so many rows would take more memory and time than a step.
+_FEW = 2**14
 
 # What to do where `init` is under a JAX transformation.
 OUTSIDE = (
@@ -89,26 +91,40 @@ def check_mutable(mutable: Any) -> None:
 
 
 def finite_records(found: Guided, params: Any, key: Any, columns: list[Any]) -> Any:
-    """Returns whether the terms of each record are finite at draws of the guide's start; bool [rows].
+    """Returns whether each record's term, and its gradient, are finite at draws of the guide; bool [rows].
 
-    The answer follows from the records.
+    The answer follows from the records. Of more than 16,384 parameters only terms are looked at.
 
     Args:
-      params: constrained, at the start.
+      params: constrained, and released or public.
       columns: of the table.
     """
-    keys = jax.random.split(key, _STARTS)
+    keys = jax.random.split(key, _DRAWS)
+    few = sum(np.size(leaf) for leaf in jax.tree.leaves(params)) <= _FEW
 
     def is_finite(row: list[Any]) -> Any:
-        terms = jax.vmap(lambda key: found.record_term(params, key, row, 0))(keys)
-        return jnp.isfinite(terms).all()
+        def at(key: Any) -> Any:
+            def term(params: Any) -> Any:
+                return found.record_term(params, key, row, 0)
+
+            # In reverse, as a step takes it: 0 · ∞ behind a `where` is NaN there alone.
+            told = jax.value_and_grad(term)(params) if few else term(params)
+            return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(told)]).all()
+
+        return jax.vmap(at)(keys).all()
 
     return jax.lax.map(is_finite, columns, batch_size=_TOGETHER)
 
 
 def judge_records(
-    found: Guided, params: Any, key: Any, columns: list[Any], finite: Any, protected: bool
-) -> None:
+    found: Guided,
+    params: Any,
+    key: Any,
+    columns: list[Any],
+    finite: Any,
+    protected: bool,
+    lost_before: int | None = None,
+) -> int:
     """Says which records are lost: as an error where nothing is promised, else on the holder's own screen.
 
     No error or warning may follow from the records of a fit with a promise, so that it prints a line.
@@ -118,9 +134,13 @@ def judge_records(
       columns: as they were passed.
       finite: from ``finite_records``.
       protected: whether the fit has a promise.
+      lost_before: at the end of a run, how many were lost at its start: told are more. None at the start.
+
+    Returns:
+      how many are lost; private to the holder.
 
     Raises:
-      DataError: the fit has none, and a record is lost or a column is narrowed.
+      DataError: at the start of a fit that has no promise, a record is lost or a column is narrowed.
     """
     told = []
     narrowed = found.layout.narrowed(columns)
@@ -128,25 +148,25 @@ def judge_records(
         told.append(
             f"{' and '.join(narrowed)} holds numbers that 32 bits do not hold: the model sees others"
         )
-    lost = np.flatnonzero(~np.asarray(finite))
-    if len(lost):
+    lost, when = np.flatnonzero(~np.asarray(finite)), "start" if lost_before is None else "end"
+    if len(lost) > (lost_before or 0):
         first = [jnp.asarray(column[lost[0] : lost[0] + 1]) for column in columns]
         outside = found.unsupported(params, key, first)
         why = (
             ", ".join(
                 f"{name!r} is outside of the support of {kind}" for name, kind in outside.items()
             )
-            or "the log density overflows or is not a number"
+            or "the log density or its gradient overflows or is not a number"
         )
         told.append(
-            f"{len(lost):,} of {len(finite):,} records are not finite at the start and count as zero; in "
-            f"row {lost[0]} {why}"
+            f"{len(lost):,} of {len(finite):,} records are not finite at the {when} and count as zero; "
+            f"in row {lost[0]} {why}"
         )
-    if not told:
-        return
-    if protected:
+    if told and (protected or when == "end"):
+        # Without a promise, too: an error at the end would lose the run.
         sys.stderr.write(f"Private, for the holder of the records alone: {'; '.join(told)}.\n")
-        return
+    if protected or when == "end" or not told:
+        return len(lost)
     raise errors.DataError(
         "; ".join(told),
         "number levels from 0 and label two classes 0 and 1; subtract a public origin in 64 bits and scale "

@@ -14,11 +14,12 @@ import numpy as np
 from fedvi import errors
 from fedvi.inference.blocks import blocks_of, length_of, single_precision
 from fedvi.inference.local_latents import Local
+from fedvi.inference.predictor import has_predictor
 from fedvi.models.base import Model
-from fedvi.typing import Records
+from fedvi.typing import IDS, Records
 from fedvi.updates.base import Shard, compiled_once
 
-__all__ = ["count_usable", "filled_rows", "refuse_rows", "usable_rows"]
+__all__ = ["count_usable", "filled_rows", "refuse_rows", "told_units", "usable_rows"]
 
 # How many rows are looked at together: their gradients are in memory.
 _TOGETHER = 1024
@@ -43,9 +44,23 @@ def usable_rows(model: Model) -> Callable[[Any, Records], Any]:
     return found
 
 
+def told_units(local: Local, theta: Any, shard: Shard) -> dict[str, int]:
+    """Returns how many units of a shard are valid, and how many of them count at θ [W].
+
+    Private: for the figures that a site sees alone.
+    """
+    told = {"valid_units": int(np.count_nonzero(shard.mask))}
+    if not has_predictor(local.model):
+        # Those of a regression are finite: its columns have bounds.
+        told["counted_units"] = count_usable(local, theta, shard)
+    return told
+
+
 def count_usable(local: Local, theta: Any, shard: Shard) -> int:
     """Returns how many records of a shard are usable at θ [W]: private, for the site's own figures."""
     usable, found = usable_rows(local.model), 0
+    # No model sees ids.
+    shard = Shard({name: c for name, c in shard.records.items() if name != IDS}, shard.mask)
     rows = np.arange(len(shard.mask))
     for block in blocks_of(shard.records, rows, shard.mask, length_of(len(rows))):
         records = single_precision(local.records(block.records))

@@ -17,7 +17,9 @@ from fedvi.models.made_up import ONE
 from fedvi.models.plates import (
     Run,
     Watch,
+    is_factor,
     is_inside,
+    is_mixture,
     is_same,
     is_supported,
     kind_of,
@@ -33,6 +35,9 @@ from fedvi.models.plates import (
 )
 
 __all__ = ["Guided", "is_sample"]
+
+# Survival models are often written as a factor of a predictor, a shape and a scale.
+_OF_A_FACTOR = 3
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -90,6 +95,35 @@ class Guided:
             run = self._run(handlers.seed(self.model, key), latents, columns, 0)
             total = total_of(record_terms(run, self.plate).values(), jnp.result_type(float))
             return jnp.where(records_supported(run, self.plate), total, jnp.nan)
+
+    def described_at(self, latents: Mapping[str, Any], key: Any, row: list[Any]) -> tuple[Any, int]:
+        """Returns the numbers that describe the law of one record's outcomes at given latents.
+
+        Args:
+          latents, key, row: as in ``record_term_at``.
+
+        Returns:
+          (floats [L], the numbers of all parameters of distributions; how many more stand for outcomes
+          whose parameters do not tell: one for a mixture, whose parts share each record, and three for a
+          ``factor``, of which nothing is known.)
+        """
+        columns = [column[None] for column in row]
+        numbers, more = [jnp.zeros(0)], 0
+        with numpyro_rules():
+            run = self._run(handlers.seed(self.model, key), latents, columns, 0)
+            for site in run.sites.values():
+                if not (is_sample(site) and site["is_observed"] and is_inside(site, self.plate)):
+                    continue
+                if is_factor(site) or is_mixture(site):
+                    more += _OF_A_FACTOR if is_factor(site) else 1
+                    continue
+                leaves = map(jnp.asarray, jax.tree.leaves(site["fn"]))
+                numbers += [
+                    jnp.ravel(leaf).astype(float)
+                    for leaf in leaves
+                    if jnp.issubdtype(leaf.dtype, jnp.floating)
+                ]
+            return jnp.concatenate(numbers), more
 
     def unsupported(
         self, params: Mapping[str, Any], key: Any, columns: list[Any]

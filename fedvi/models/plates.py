@@ -14,6 +14,8 @@ from numpyro.distributions import (
     ExpandedDistribution,
     Independent,
     MaskedDistribution,
+    MixtureGeneral,
+    MixtureSameFamily,
     Unit,
     biject_to,
     constraints,
@@ -32,6 +34,7 @@ __all__ = [
     "is_bijectable",
     "is_factor",
     "is_inside",
+    "is_mixture",
     "is_same",
     "is_supported",
     "kind_of",
@@ -210,10 +213,19 @@ def is_inside(site: dict[str, Any], plate: str) -> bool:
 
 
 def is_factor(site: Mapping[str, Any]) -> bool:
+    return _is_one_of(site, Unit)
+
+
+def is_mixture(site: Mapping[str, Any]) -> bool:
+    return _is_one_of(site, (MixtureSameFamily, MixtureGeneral))
+
+
+def _is_one_of(site: Mapping[str, Any], kinds: Any) -> bool:
+    """Returns whether a site's distribution is of these classes, or is made from one that is."""
     distribution = site["fn"]
-    while not isinstance(distribution, Unit) and hasattr(distribution, "base_dist"):
+    while not isinstance(distribution, kinds) and hasattr(distribution, "base_dist"):
         distribution = distribution.base_dist
-    return isinstance(distribution, Unit)
+    return isinstance(distribution, kinds)
 
 
 def is_bijectable(site: dict[str, Any]) -> bool:

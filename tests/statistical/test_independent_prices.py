@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from fedvi.privacy import accountants
+from fedvi.privacy.accountants import losses
+from fedvi.privacy.accountants.pld import _reduce
 from fedvi.privacy.events import Gaussian, PoissonSampled, WithoutReplacement, compose, repeat
 from tests.privacy_profiles import (
     FixedSize,
@@ -332,6 +334,76 @@ def test_the_vectors_of_a_fixed_size_that_came_from_dp_accounting_are_right(
         ((at, below),) = simulated(laws, parts, [epsilon, (1 - less) * epsilon], paths)
         assert at.low <= vector["delta"] <= at.high
         assert below.low > vector["delta"]
+
+
+# Where δ is below the rounding of plain convolutions.
+
+
+@pytest.mark.nightly(only=("0.0001-1.0-1e-06-substitute", "0.01-0.35-1e-09-fixed size"))
+@pytest.mark.parametrize("kind", ATTAINED)
+@pytest.mark.parametrize(("rate", "noise", "delta"), FEW)
+def test_the_delta_of_tilted_losses_is_the_exact_one_far_out(kind, rate, noise, delta):
+    relation = ACCOUNTANT[kind].relation
+    for count in (1, 2, 3):
+        ((step, _),) = _reduce(event_of(kind, [(rate, noise, count)]), relation).sampled
+        for small in (delta, 1e-12, 1e-15):
+            found = losses.tilted_loss(step, count, relation, 1e-4, small)
+            epsilon = COARSE[kind].epsilon(event_of(kind, [(rate, noise, count)]), small)
+            told = max(one.delta(epsilon) for one in found)
+            exact = exact_delta(PRICED[kind], rate, noise, count, epsilon)
+            assert told >= exact * (1 - 1e-9), (count, small)
+            # 2e-2: chords lie above the profile. Further out the masses' own rounding, which is always
+            # upward, is of the size of δ at the smallest rate.
+            assert small < delta or told <= exact * (1 + 2e-2), (count, small)
+
+
+def multiplied_out(once, doublings):
+    """δ of 2^doublings releases as a function of ε, by sums of products, which round no large loss away."""
+    at, lowest, beyond = once.at, once.lowest, once.infinite
+    for _ in range(doublings):
+        at, lowest, beyond = np.convolve(at, at), 2 * lowest, 2 * beyond
+        # 1e-28 of either tail: losses that are lower count as higher, those that are higher as infinite.
+        keep = np.flatnonzero((np.cumsum(at) > 1e-28) & (np.cumsum(at[::-1])[::-1] > 1e-28))
+        below, beyond = at[: keep[0]].sum(), beyond + at[keep[-1] + 1 :].sum()
+        at, lowest = at[keep[0] : keep[-1] + 1], lowest + keep[0]
+        at[0] += below
+    loss = (np.arange(len(at)) + lowest) * once.interval
+
+    def delta(epsilon):
+        above = loss > epsilon
+        return float(-np.expm1(epsilon - loss[above]) @ at[above]) + beyond
+
+    return delta
+
+
+@pytest.mark.parametrize(
+    ("rate", "noise", "doublings"), [(0.01, 1.0, 6), (1e-3, 1.0, 6), (0.2, 3.0, 7)]
+)
+@pytest.mark.parametrize("kind", ATTAINED)
+def test_tilted_losses_of_many_releases_are_those_that_are_multiplied_out(
+    kind, rate, noise, doublings
+):
+    relation, interval = ACCOUNTANT[kind].relation, 1e-3
+    event = event_of(kind, [(rate, noise, 2**doublings)])
+    ((step, count),) = _reduce(event, relation).sampled
+    once = losses._once(step, relation, interval, True)
+    exact = [multiplied_out(one, doublings) for one in once.different()]
+    for small in (1e-6, 1e-12, 1e-15):
+        found = losses.tilted_loss(step, count, relation, interval, small)
+        for epsilon in np.linspace(0.05, 4.0, 80):
+            for one, of in zip(found, exact, strict=True):
+                assert one.delta(epsilon) >= of(epsilon) * (1 - 1e-9) - 1e-26  # what the other cuts
+        # Where δ is that small, rounding is less than a hundredth of it.
+        near = min(np.linspace(0.05, 9.0, 2000), key=lambda e: abs(math.log(exact[0](e) / small)))
+        assert found[0].delta(near) <= exact[0](near) * (1 + 1e-2), small
+
+
+def test_a_tiny_delta_costs_little_more_than_a_small_one():
+    # Rounding of a plain convolution is above 1e-12 here, and `rdp` says 0.32 for what costs 0.0102.
+    event = repeat(PoissonSampled(1e-4, Gaussian(2.0)), 1000)
+    prices = [ADD_REMOVE.epsilon(event, delta) for delta in (1e-11, 1e-12, 1e-13)]
+    assert prices == sorted(prices)
+    assert prices[-1] < 1.2 * prices[0] < 0.012
 
 
 # Wrong prices are told apart.

@@ -13,12 +13,13 @@ import numpy as np
 from fedvi import errors
 from fedvi.expfam import tree
 from fedvi.expfam.gaussian import GaussianEta
-from fedvi.inference import checked_visits
-from fedvi.inference.local_latents import takes_newton
+from fedvi.inference import checked_visits, whitened
+from fedvi.inference.local_latents import local_problem, takes_newton
 from fedvi.inference.prior_frame import prior_frame
 from fedvi.inference.solvers.glm import glm
 from fedvi.inference.solvers.gradient import of_a_part
 from fedvi.inference.units import UnitModel
+from fedvi.inference.usable import told_units
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.base import Batch, Mechanism, Sampler, filled
@@ -255,7 +256,7 @@ def solver_of(
     Raises:
       SolverError, PrivacyError: as ``door``; SolverError also for a family that is not Gaussian.
     """
-    frame = prior_frame(family, model)
+    frame, local = prior_frame(family, model), local_problem(family, model)
     out = door(frame, family, sampler, mechanism, clip_norm, parts, moved, weight)
 
     def update(
@@ -274,7 +275,10 @@ def solver_of(
         released = out.leave(key_of("noise"), vectors)
         if factors is not None:
             state = proposed(task, factors, frame, vectors, weight)
-        return state, released, {"change_norms": np.linalg.norm(vectors, axis=1)}
+        wide = local.widen(task)
+        mean = whitened.single(whitened.frame(local.family, wide)).mean
+        told = told_units(local, mean, shard)
+        return state, released, {**told, "change_norms": np.linalg.norm(vectors, axis=1)}
 
     return LocalSolver(
         name=name,

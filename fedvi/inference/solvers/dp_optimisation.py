@@ -19,7 +19,7 @@ from fedvi.inference.clipping import LARGEST_BATCH, Parts, clipped, longest_part
 from fedvi.inference.local_latents import Local, local_problem
 from fedvi.inference.optimiser import LONGEST_STEP, adam, check_learning_rate
 from fedvi.inference.predictor import gradients, has_predictor
-from fedvi.inference.usable import count_usable
+from fedvi.inference.usable import told_units
 from fedvi.models.base import Model
 from fedvi.privacy import events
 from fedvi.privacy.base import Batch, Mechanism, Sampler, Shift
@@ -113,10 +113,7 @@ def dp_optimisation(
         else:
             found = climb.at_once(keys, at, single_precision(local.records(shard.records)), valid)
         guide = post_process(_to_float64, found)
-        told: dict[str, Any] = {"valid_units": int(np.count_nonzero(shard.mask))}
-        if not has_predictor(local.model):
-            # Those of a regression are finite: its columns have bounds.
-            told["counted_units"] = count_usable(local, at.mean, shard)
+        told: dict[str, Any] = told_units(local, at.mean, shard)
         told |= local.told_whitened(wide, guide.value)
         if low_rank:
             # The directions belong to the study, so this is post-processing too.

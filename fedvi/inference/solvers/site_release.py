@@ -18,11 +18,12 @@ from fedvi.inference.blocks import is_large, single_precision
 from fedvi.inference.checked_visits import check_of, visits
 from fedvi.inference.clipping import MOST_ROWS, predictor_blocks, predictor_limit
 from fedvi.inference.column_sums import noised_column_sums, noised_sizes
-from fedvi.inference.local_latents import refuse_site_effects
+from fedvi.inference.local_latents import local_problem, refuse_site_effects
 from fedvi.inference.many_visits import by_posterior, mapped
 from fedvi.inference.parallel_parts import added_on_devices
 from fedvi.inference.predictor import has_predictor
 from fedvi.inference.units import of_rows
+from fedvi.inference.usable import told_units
 from fedvi.models.base import Model
 from fedvi.models.capabilities import PlausibleOutcomes
 from fedvi.models.outcomes.base import TYPICAL_CURVATURE
@@ -194,6 +195,10 @@ def site_release(
     # Where no exposures are surveyed, weights expect the largest.
     exposed = None if plan else (foreseen.exposed if foreseen is not None else None) or 0.0
     noise = mechanism.noise_multiplier * unit / sampler.rate
+    local = local_problem(family, model)
+
+    def units_of(task: Task, shard: Shard) -> dict[str, int]:
+        return told_units(local, np.asarray(family.moments(task.posterior)[0], np.float32), shard)
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
@@ -201,7 +206,7 @@ def site_release(
         sampling_key, guide_key, noise_key = (
             key_of(purpose) for purpose in ("sampling", "guide", "noise")
         )
-        told = {"valid_units": int(np.count_nonzero(shard.mask))}
+        told = units_of(task, shard)
         valid = jnp.asarray(shard.mask)
         asked = asked_for(survey, task.coordinates)
         if surveyed and asked == "columns":
@@ -229,7 +234,11 @@ def site_release(
         given = by_posterior(functools.partial(_given, family, exposed=exposed, shape=shape), tasks)
         valid = jnp.asarray(shards.mask)
         call = summed.of_many(noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys)
-        told = {"valid_units": np.count_nonzero(shards.mask, axis=1)}
+        each = [
+            units_of(task, Shard({name: c[site] for name, c in shards.records.items()}, mask))
+            for site, (task, mask) in enumerate(zip(tasks, np.asarray(shards.mask), strict=True))
+        ]
+        told = {name: np.array([units[name] for units in each]) for name in each[0]}
         return lambda: (states, call(), told)
 
     told: dict[str, Any] = {

@@ -23,7 +23,18 @@ from fedvi.privacy.events import (
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["NO_RATE", "Loss", "Sampled", "Step", "composed_loss", "grid", "log1p_scaled", "why_not"]
+__all__ = [
+    "NO_RATE",
+    "Loss",
+    "Sampled",
+    "Step",
+    "Tilted",
+    "composed_loss",
+    "grid",
+    "log1p_scaled",
+    "tilted_loss",
+    "why_not",
+]
 
 
 class Step(NamedTuple):
@@ -188,19 +199,84 @@ def composed_loss(
     return total
 
 
+class Tilted(NamedTuple):
+    """A composed privacy loss whose masses were multiplied by e^(λ·loss) before they were convolved.
+
+    Rounding of a convolution is spread over all losses alike. Divided by e^(λ·loss) again, it is small
+    where losses are large: δ(ε) has the allowance e^(moment − λ·ε) · rounding. Proof:
+    docs/proofs/composition.md.
+
+    Attributes:
+      masses: the convolved masses, which add up to 1 but for ``rounding``.
+      order: λ, above 0.
+      moment: log Σ e^(λ·loss) · mass of the composition.
+      infinite: the mass of infinite losses.
+      rounding: bounds the L1 error of ``masses``, with what a convolution leaves out.
+    """
+
+    masses: Masses
+    order: float
+    moment: float
+    infinite: float
+    rounding: float
+
+    def delta(self, epsilon: float) -> float:
+        """The certified δ at ``epsilon``."""
+        import numpy as np
+
+        losses = self.masses.losses()
+        above = losses > epsilon
+        at, losses = np.maximum(self.masses.at[above], 0.0), losses[above]
+        with np.errstate(all="ignore"):
+            told = np.exp(np.minimum(self.moment - self.order * losses, 700.0)) * at
+            found = float(np.dot(-np.expm1(epsilon - losses), told))
+        exponent = min(self.moment - self.order * epsilon, 700.0)
+        # The exponents' own rounding is some thousand units in the last place at most.
+        found = (found + math.exp(exponent) * self.rounding) * (1 + 1e-9)
+        return min(1.0, found + self.infinite)
+
+
+_LARGEST_ORDER = 16  # as a power of two
+
+
+@functools.lru_cache(maxsize=8)
+def tilted_loss(
+    step: Step, count: int, relation: Relation, interval: float, delta: float
+) -> tuple[Tilted, ...] | None:
+    """Returns the losses of ``count`` releases of one kind for δ near ``delta``, in each direction.
+
+    None if a convolution would need more than about four million points.
+    """
+    import numpy as np
+
+    once = _once(step, relation, interval, True)
+    found = []
+    for one in once.different():
+        with np.errstate(all="ignore"):
+            # Of Chernoff's bound on ε at this δ, which is where δ is nearly decided.
+            orders = [2.0 ** (half / 2) for half in range(2 * _LARGEST_ORDER + 1)]
+            order = min(
+                orders,
+                key=lambda order: (count * masses.tilted(one, order)[1] - math.log(delta)) / order,
+            )
+            alone, moment = masses.tilted(one, order)
+            if _points(alone, count) > _MOST_FFT_POINTS:
+                return None
+            pair = Pair(alone, alone)
+            whole = masses.repeated(pair, count) if count > 1 else pair
+        rounding = count * _rounding(pair, whole, whole) + masses.CUT
+        infinite = -math.expm1(count * math.log1p(-one.infinite))
+        found.append(Tilted(whole.remove, order, count * moment, infinite, rounding))
+    return tuple(found)
+
+
 @functools.lru_cache(maxsize=8)
 def _repeated_loss(
     step: Step, count: int, relation: Relation, interval: float, pessimistic: bool = True
 ) -> Loss | None:
     import numpy as np
 
-    if step.kind == "fixed" and pessimistic:
-        once = _fixed_size_loss(step.noise, step.rate, interval)
-    elif step.kind == "fixed":
-        # Attained when all other records are at one end and the changed record is at the other.
-        once = _gaussian_loss(step.noise, step.rate, "add_remove", interval, pessimistic)
-    else:
-        once = _gaussian_loss(step.noise, step.rate, relation, interval, pessimistic)
+    once = _once(step, relation, interval, pessimistic)
     if count == 1:
         return Loss(once, 0.0)
     with np.errstate(all="ignore"):
@@ -208,6 +284,16 @@ def _repeated_loss(
             return None
         composed = masses.repeated(once, count)
     return Loss(composed, count * _rounding(once, composed, composed))
+
+
+def _once(step: Step, relation: Relation, interval: float, pessimistic: bool) -> Pair:
+    """Returns the loss of one release."""
+    if step.kind == "fixed" and pessimistic:
+        return _fixed_size_loss(step.noise, step.rate, interval)
+    if step.kind == "fixed":
+        # Attained when all other records are at one end and the changed record is at the other.
+        return _gaussian_loss(step.noise, step.rate, "add_remove", interval, pessimistic)
+    return _gaussian_loss(step.noise, step.rate, relation, interval, pessimistic)
 
 
 @functools.lru_cache(maxsize=16)

@@ -11,13 +11,24 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Masses", "Pair", "composed", "gaussian", "points", "repeated", "rounded_down"]
+__all__ = [
+    "CUT",
+    "Masses",
+    "Pair",
+    "composed",
+    "gaussian",
+    "points",
+    "repeated",
+    "rounded_down",
+    "tilted",
+]
 
 Direction = Literal["add", "remove", "replace"]
 
 _FEW = 1_000  # up to so many masses dp-accounting multiplies out, and does not transform
 _TAIL = 1e-15  # the mass that a convolution may cut off, dp-accounting's default
 _NOISE_TAIL = 0.5 * math.exp(-50)  # of the noise, on either side: beyond it losses are infinite
+CUT = 2 * _TAIL  # a bound on the mass that a power of masses leaves out
 _ORDERS = 20  # of Chernoff bounds, to either side
 _RISE = 1e-12  # that rounding may put into a profile, which falls
 
@@ -241,6 +252,20 @@ def _repeated(once: Masses, count: int) -> Masses:
     return once._replace(
         lowest=once.lowest * count + low, at=np.array(at), infinite=infinite, sparse=False
     )
+
+
+def tilted(once: Masses, order: float) -> tuple[Masses, float]:
+    """Returns masses in proportion to e^(order · loss) · mass, and the logarithm of their sum.
+
+    Infinite losses are left out.
+    """
+    import numpy as np
+    from scipy import special
+
+    with np.errstate(divide="ignore"):
+        logs = np.log(once.at) + order * once.losses()
+    total = float(special.logsumexp(logs))
+    return once._replace(at=np.exp(logs - total), infinite=0.0, sparse=False), total
 
 
 def points(masses: Masses, count: int) -> int:

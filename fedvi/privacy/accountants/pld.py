@@ -50,7 +50,8 @@ class Pld:
     more are priced as if nothing were sampled. And every δ includes the possible rounding error: at tiny
     rates and over millions of steps it can exceed the requested δ. If the loss from either exceeds a
     tenth of δ, the answer is the smallest of this bound and those of `rdp`, `advanced` and `linear` for the
-    same event, which are upper bounds as well. At such δ it may still be many times the true ε.
+    same event, which are upper bounds as well; and, of releases of one kind, of `Tilted` losses, whose
+    rounding does not reach so far out. Of several kinds it may then be many times the true ε.
 
     Proofs: docs/proofs/poisson_substitute.md, fixed_size.md, overflow.md and composition.md; the last
     says which part of the floating-point arithmetic is proved.
@@ -160,6 +161,8 @@ def _epsilon(accountant: Pld, event: Event, delta: float) -> float:
         return overflow.epsilon_of(price, delta)
     least, refusal = math.inf, None
     bounds = [functools.partial(overflow.epsilon_of, price, delta)]
+    if (far := _far_out(accountant, event, delta)) is not None:
+        bounds.append(functools.partial(overflow.epsilon_of, far, delta))
     bounds += [
         functools.partial(other.epsilon, event, delta) for other in _others(accountant.relation)
     ]
@@ -180,7 +183,34 @@ def _delta(accountant: Pld, event: Event, epsilon: float) -> float:
     found = overflow.delta_of(price, epsilon)
     if not 0 < found < _CLEARLY * least_delta:
         return found
-    return min(found, *(other.delta(event, epsilon) for other in _others(accountant.relation)))
+    found = min(found, *(other.delta(event, epsilon) for other in _others(accountant.relation)))
+    far = _far_out(accountant, event, found) if found > 0 else None
+    return found if far is None else min(found, overflow.delta_of(far, epsilon))
+
+
+def _far_out(accountant: Pld, event: Event, delta: float) -> overflow.Price | None:
+    """Returns the price of releases of one kind for δ near ``delta``, below the rounding of the others."""
+    releases = _reduce(event, accountant.relation)
+    if len(releases.sampled) != 1 or releases.mu > 0:
+        return None
+    interval = losses.grid(releases.sampled, 0.0, accountant.relation, accountant.interval)
+    if interval is None:
+        return None
+    found = losses.tilted_loss(*releases.sampled[0], accountant.relation, interval, delta)
+    if found is None:
+        return None
+
+    def delta_at(epsilon: float) -> float:
+        return max(one.delta(epsilon) for one in found)
+
+    def epsilon_at(share: float) -> float:
+        if delta_at(0.0) <= share:
+            return 0.0
+        if max(one.infinite for one in found) >= share:
+            return math.inf
+        return overflow.smallest(delta_at, share, 0.0, 1.0, tolerance=1e-10)
+
+    return overflow.Price(delta_at, epsilon_at, releases.overflow)
 
 
 def _others(relation: Relation) -> tuple[Rdp, Advanced, Linear]:

@@ -14,7 +14,12 @@ from numpyro.infer.svi import SVIRunResult
 
 import fedvi
 from fedvi import errors
+from fedvi.inference import noise_told, response
 from fedvi.inference.noise_told import DPSVIRunResult
+from fedvi.models.guided_terms import Guided
+from fedvi.models.layout import layout
+from fedvi.models.made_up import ONE
+from fedvi.models.plates import numpyro_rules, transform_of
 from tests.unit.inference.test_svi import KINDS
 
 pytestmark = pytest.mark.numpyro
@@ -167,22 +172,151 @@ def test_where_no_interval_is_honest_there_is_none(kind):
     assert "do not include the noise of the gradients" in said
 
 
-@pytest.mark.nightly
-def test_a_network_with_a_prior_is_no_regression():
-    def network(x, y=None):
-        first = numpyro.sample("first", dist.Normal(0.0, 1.0).expand([2, 6]).to_event(2))
-        last = numpyro.sample("last", dist.Normal(0.0, 1.0).expand([6]).to_event(1))
-        with numpyro.plate("records", x.shape[0]):
-            numpyro.sample("y", dist.Normal(jnp.tanh(x @ first) @ last, 1.0), obs=y)
+def normal(name, *shape, scale=1.0):
+    return numpyro.sample(name, dist.Normal(0.0, scale).expand(shape).to_event(len(shape)))
 
-    plan = fedvi.privacy.sgd(
-        steps=5, max_records=N, sampler="full", noise_multiplier=6.0, delta=1e-3, insecure_seed=0
+
+def positive(name):
+    return numpyro.sample(name, dist.HalfNormal(1.0))
+
+
+def of_predictors(outcome, count=1, **more):
+    """A regression: ``outcome`` of (predictors [N, count], other latents, y)."""
+
+    def model(x, y=None):
+        predictors = x @ normal("b", x.shape[1], count)
+        others = {name: make(name) for name, make in more.items()}
+        with numpyro.plate("records", x.shape[0]):
+            outcome(predictors, others, y)
+
+    return model
+
+
+def of_a_network(outcome, units, count=1, bend=jnp.tanh):
+    """As ``of_predictors``, of one layer of units."""
+
+    def model(x, y=None):
+        hidden = bend(x @ normal("first", x.shape[1], units) + normal("shift", units))
+        predictors = hidden @ normal("last", units, count) + normal("level", count)
+        with numpyro.plate("records", x.shape[0]):
+            outcome(predictors, {}, y)
+
+    return model
+
+
+def observed(law):
+    return lambda eta, others, y: numpyro.sample("y", law(eta, others), obs=y)
+
+
+def weibull(eta, others, y):
+    rate = (y / jnp.exp(eta[:, 0])) ** others["shape"]
+    numpyro.factor("y", jnp.log(others["shape"]) - eta[:, 0] - rate)
+
+
+def two_layers(x, y=None):
+    low = x @ normal("first", x.shape[1], 2) @ normal("last", 2)
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(low, 1.0), obs=y)
+
+
+def scaled_effects(x, y=None):
+    level = normal("b", x.shape[1]) * positive("spread")
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ level, 1.0), obs=y)
+
+
+def two_groups(x, y=None):
+    levels, share = normal("levels", 2), numpyro.sample("share", dist.Dirichlet(jnp.ones(2)))
+    parts = dist.Normal(levels, 1.0)
+    slope = x @ normal("b", x.shape[1])
+    with numpyro.plate("records", x.shape[0]):
+        mixed = dist.MixtureSameFamily(dist.Categorical(share), parts)
+        numpyro.sample("y", mixed, obs=y - slope)
+
+
+LAWS = {
+    "gaussian": (1, lambda eta, _: dist.Normal(eta[:, 0], 0.5)),
+    "binary": (1, lambda eta, _: dist.Bernoulli(logits=eta[:, 0])),
+    "count": (1, lambda eta, _: dist.Poisson(jnp.exp(eta[:, 0]))),
+    "three classes": (3, lambda eta, _: dist.Categorical(logits=eta)),
+    "shares": (3, lambda eta, _: dist.Categorical(probs=jax.nn.softmax(eta))),
+    "mean and scale": (2, lambda eta, _: dist.Normal(eta[:, 0], jnp.exp(eta[:, 1]))),
+    "log normal": (1, lambda eta, _: dist.LogNormal(eta[:, 0], 1.0)),
+}
+LIKE = {name: of_predictors(observed(law), count) for name, (count, law) in LAWS.items()} | {
+    "its own scale": of_predictors(
+        observed(lambda eta, more: dist.StudentT(4.0, eta[:, 0], more["sd"])), sd=positive
+    ),
+    "gamma": of_predictors(
+        observed(lambda eta, more: dist.Gamma(more["k"], more["k"] * jnp.exp(-eta[:, 0]))),
+        k=positive,
+    ),
+    "zeros": of_predictors(
+        observed(lambda eta, more: dist.ZeroInflatedPoisson(more["none"], jnp.exp(eta[:, 0]))),
+        none=lambda name: numpyro.sample(name, dist.Beta(2.0, 2.0)),
+    ),
+    "levels": of_predictors(
+        observed(lambda eta, more: dist.OrderedLogistic(eta[:, 0], more["cuts"])),
+        cuts=lambda name: numpyro.sample(
+            name,
+            dist.TransformedDistribution(
+                dist.Normal(0.0, 1.0).expand([3]).to_event(1),
+                dist.transforms.OrderedTransform(),
+            ),
+        ),
+    ),
+    "survival as a factor": of_predictors(weibull, shape=positive),
+}
+COUNTS = ("count", "three classes", "shares", "zeros", "levels")
+UNLIKE = {
+    f"{name} of {units} {bend.__name__}": of_a_network(observed(law), units, count, bend)
+    for name, (count, law) in LAWS.items()
+    for units, bend in ((1, jnp.tanh), (4, jnp.tanh), (9, jax.nn.relu))
+} | {"two linear layers": two_layers, "scaled": scaled_effects, "mixture": two_groups}
+
+
+def judged(model, columns, is_count):
+    """What is said of a model on so many columns, from no record."""
+    x = np.zeros((N, columns), np.float32)
+    table = layout((x, np.ones(N, int if is_count else np.float32)), {})
+    found = Guided(model, model, {}, "records", table, particles=1, analytic=False)
+    seeded = numpyro.handlers.seed(model, 0)
+    with numpyro_rules():
+        sites = numpyro.handlers.trace(seeded).get_trace(*table.call(table.made_up(ONE))[0])
+        sites = {
+            name: site
+            for name, site in sites.items()
+            if site["type"] == "sample" and not site["is_observed"]
+        }
+        ways = {name: transform_of(site) for name, site in sites.items()}
+        like = {name: ways[name].inv(site["value"]) for name, site in sites.items()}
+    return noise_told.unlike_a_regression(found, noise_told.Latents(ways, like))
+
+
+@pytest.mark.nightly(but=("binary-2", "its own scale-8"))
+@pytest.mark.parametrize("columns", [2, 8])
+@pytest.mark.parametrize("name", LIKE)
+def test_regressions_of_every_outcome_have_intervals(name, columns):
+    assert judged(LIKE[name], columns, name in COUNTS) == ""
+
+
+# With many columns a network has many more latents than its record's gradients span: a limit that is a
+# share of the latents lets it through.
+@pytest.mark.nightly(but=("gaussian of 4 tanh-16", "scaled-2"))
+@pytest.mark.parametrize("columns", [2, 16])
+@pytest.mark.parametrize("name", UNLIKE)
+def test_networks_products_and_mixtures_have_no_intervals(name, columns):
+    assert "as those of networks" in judged(
+        UNLIKE[name], columns, any(map(name.startswith, COUNTS))
     )
-    guide = autoguide.AutoDiagonalNormal(network)
-    svi = fedvi.DPSVI(network, guide, ADAM, Trace_ELBO(), plan)
-    state = svi.init(jax.random.key(0), *records())
-    with pytest.raises(errors.SolverError, match="as those of networks and mixtures do"):
-        svi.noise_aware(state)
+
+
+@pytest.mark.parametrize("directions", [0, 1, 2])
+def test_intervals_say_when_they_are_of_no_use(directions):
+    latents = noise_told.Latents({"b": lambda value: value}, {"b": np.zeros(2)})
+    found = noise_told.NoiseAware(latents, response.Told(np.zeros(2), np.eye(2), directions))
+    assert ("of no use" in found.remark) == (directions == 2)
+    assert ("1 of 2 directions" in found.remark) == (directions == 1)
 
 
 # What a fit and its result say of themselves

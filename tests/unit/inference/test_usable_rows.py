@@ -56,6 +56,12 @@ def solver_of(kind: str, model: Any, capacity: int) -> Any:
     everything, silent = sampling.full(capacity), mechanisms.gaussian(0.0)
     if kind == "dp_optimisation":
         return solvers.dp_optimisation(FAMILY, model, everything, silent, clip_norm=50.0, steps=20)
+    if kind == "site_release":
+        return solvers.site_release(FAMILY, model, everything, silent, clip_norm=50.0)
+    if kind == "local_averaging":
+        return solvers.local_averaging(
+            FAMILY, model, everything, silent, clip_norm=50.0, parts=2, steps=30, by_place=True
+        )
     return solvers.perturbed_update(FAMILY, model, everything, silent, clip_norm=50.0, steps=30)
 
 
@@ -124,7 +130,13 @@ def test_an_objective_that_overflows_is_refused_and_says_from_which_step() -> No
     np.testing.assert_allclose(found, np.concatenate(FAMILY.moments(PRIOR)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["dp_optimisation", "perturbed_update"])
+PRIVATE = ["dp_optimisation", "perturbed_update", "site_release", "local_averaging"]
+
+
+@pytest.mark.nightly(
+    but=("Gamma-dp_optimisation", "Bernoulli-perturbed_update", "Gamma-site_release")
+)
+@pytest.mark.parametrize("kind", PRIVATE)
 @pytest.mark.parametrize("law", ["Gamma", "Bernoulli"])
 def test_what_a_model_does_not_take_counts_as_zero_in_a_private_mode(law: str, kind: str) -> None:
     of, y, impossible = LAWS[law]
@@ -134,8 +146,26 @@ def test_what_a_model_does_not_take_counts_as_zero_in_a_private_mode(law: str, k
     found, told = visit(kind, model, X, outcome, np.ones(ROWS))
     expected, _ = visit(kind, model, X, np.array(y, float), kept)
     np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3)
-    if kind == "dp_optimisation":
-        assert told == {"valid_units": ROWS, "counted_units": ROWS - 2}
+    # On the site's own screen, whichever the solver.
+    assert (told["valid_units"], told["counted_units"]) == (ROWS, ROWS - 2)
+
+
+def test_visits_of_many_sites_tell_each_what_counts() -> None:
+    of, y, impossible = LAWS["Gamma"]
+    model, outcome = model_of(of), np.stack([np.array(y, float)] * 3)
+    outcome[1, [4, 9]], outcome[2, 0] = impossible[0], impossible[0]
+    solver = solver_of("site_release", model, ROWS)
+    tasks = [Task(f"{n}/0", str(n), 0, 0, PRIOR, FAMILY.zeros(), 1.0) for n in range(3)]
+    root = random.insecure_root(0)
+    found = solver.update_many(
+        lambda purpose: jnp.stack([root.key(task.client, task.task_id, purpose) for task in tasks]),
+        [()] * 3,
+        tasks,
+        Shard({"x": np.stack([X] * 3), "y": outcome}, np.ones((3, ROWS), bool)),
+    )
+    told = found()[2]
+    np.testing.assert_array_equal(told["counted_units"], [ROWS, ROWS - 2, ROWS - 1])
+    np.testing.assert_array_equal(told["valid_units"], [ROWS] * 3)
 
 
 def test_a_site_without_records_answers_with_its_cavity() -> None:
@@ -193,6 +223,8 @@ def times(x: Any, y: Any = None) -> None:
 UNIT = np.linspace(-1.0, 1.0, COUNT)
 LOST: dict[str, tuple[Any, Any, Any, str]] = {
     "overflow": (counts, YEARS, np.ones(COUNT, int), f"{COUNT} of {COUNT} records are not finite"),
+    # As for NumPyro itself: its density of a soft label is 0.
+    "soft labels": (signs, UNIT, np.tile([0.5, 1.0], COUNT // 2), "20 of 40 .* support of B"),
     "two signs": (signs, UNIT, np.tile([-1, 1], COUNT // 2), "20 of 40 .* outside of the support of B"),
     "from one": (levels, UNIT, np.tile([1, 2, 2, 3], 10), "10 of 40 .* outside of the support of C"),
     "large integers": (times, np.arange(COUNT) + 3_000_000_000, UNIT, r"argument 1 \(int64\) holds"),
@@ -224,6 +256,12 @@ def test_dpsvi_refuses_without_a_promise_and_tells_the_holder_alone_with_one(
     assert "Private" not in str(fit.summary()) + repr(fit), "nothing that is shared has it"
 
 
+def test_numpyros_own_density_of_a_soft_label_is_zero() -> None:
+    rules = jax.numpy_dtype_promotion("standard")
+    with rules, pytest.warns(UserWarning, match="Out-of-support"):
+        assert dist.Bernoulli(logits=0.3).log_prob(jnp.asarray(0.5)) == -jnp.inf
+
+
 def test_dpsvi_says_nothing_of_records_that_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
     descent(signs, 1.0).init(jax.random.key(0), UNIT, (UNIT > 0.0).astype(np.int64))
     # Wider than the steps of a 32-bit float by far.
@@ -241,3 +279,49 @@ def test_in_dpsvi_a_record_outside_of_the_support_counts_as_zero() -> None:
     ]
     assert np.isfinite(terms[0])
     assert np.isnan(terms[1])
+
+
+def flat_at_zero(x: Any, y: Any = None) -> None:
+    """A record of x = 0 has a finite log density, whose gradient is 0 · ∞ in reverse."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("records", x.shape[0]):
+        mean = jnp.where(x > 0.0, jnp.sqrt(x * b**2), 0.0)
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def growing(x: Any, y: Any = None) -> None:
+    """Finite near b = 0, and beyond 32 bits where b is about 2."""
+    b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+    with numpyro.plate("records", x.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(b * x)), obs=y)
+
+
+def test_dpsvi_tells_a_gradient_that_is_not_finite(capsys: pytest.CaptureFixture[str]) -> None:
+    x = np.abs(UNIT).astype(np.float32)
+    x[[3, 7]] = 0.0
+    with pytest.raises(errors.DataError, match=r"2 of 40 records .* row 3 .* or its gradient"):
+        descent(flat_at_zero, 0.0).init(jax.random.key(0), x, UNIT)
+    descent(flat_at_zero, 1.0).init(jax.random.key(0), x, UNIT)
+    assert "2 of 40 records are not finite at the start" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+@pytest.mark.parametrize("rate", [1e-3, 3.0])
+def test_dpsvi_tells_at_the_end_of_a_run_what_has_left_the_floats(
+    noise: float, rate: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = fedvi.privacy.sgd(
+        noise_multiplier=noise, delta=1e-6, steps=3, max_records=COUNT, sampler="full"
+    )
+    optim = numpyro.optim.Adam(rate)
+    guide = autoguide.AutoNormal(
+        growing, init_loc_fn=numpyro.infer.init_to_value(values={"b": 0.0})
+    )
+    fit = fedvi.DPSVI(growing, guide, optim, Trace_ELBO(), plan)
+    x = np.full(COUNT, 30.0, np.float32)
+    # Large counts, so that b grows.
+    result = fit.run(jax.random.key(0), 3, x, np.full(COUNT, 10_000), progress_bar=False)
+    said = capsys.readouterr().err
+    assert ("are not finite at the end and count as zero" in said) == (rate == 3.0)
+    assert said.count("\n") == said.count("Private, for the holder")
+    assert "Private" not in str(result.summary()) + repr(result)

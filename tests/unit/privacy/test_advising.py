@@ -260,3 +260,16 @@ def test_a_rate_that_is_none_is_refused():
 def test_it_is_found_where_users_look_for_it():
     assert fedvi.privacy.advice is advising.advice
     assert "advice" in fedvi.privacy.__all__
+
+
+@pytest.mark.parametrize("latents", [1, 30])
+def test_it_names_the_clip_norm_and_the_rates_that_are_suggested(latents):
+    plan = full(max_records=500)
+    found = fedvi.privacy.suggest(max_records=500, latents=latents, epsilon=1.0, delta=1e-6)
+    text = " ".join(advice(plan, numbers=latents, latents=latents).split())
+    rate = found.learning_rate
+    assert (
+        f"fedvi.privacy.suggest takes {found.plan.clip_norm:.3g}, with {rate.steps} steps" in text
+    )
+    assert f"fall from {rate(0):g} to {rate(rate.steps):g}" in text
+    assert "the root of the number of latents" in advice(plan).replace("\n", " ")
