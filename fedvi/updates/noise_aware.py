@@ -33,6 +33,8 @@ _UNEXPECTED = 3.0
 _LEAST_MADE = 0.1
 # In sds of the noise in both: a mean over steps begins anew if the newest is further from it.
 _ANEW = 5.0
+# And if the mean's variance was this many times as large: noise led earlier steps, not their length.
+_UNSURE = 4.0
 # In sds of a χ²: a gradient further from its prediction than this is not explained by noise.
 _RARE = 5.0
 
@@ -85,6 +87,8 @@ def of_sites(
       records) times what later steps left of it. Where it is more than the prior leaves to it, and the mean
       lies no further from the prior's than both allow, that part of both is taken back: nothing is
       reported that is wider than the prior but what records carried away from it.
+      The mean begins anew at a step that is further from it than 5 sds of the noise in both, if the mean
+      was less sure by half before: noise led the first steps far away, and they would stay in it for long.
     - *Surprise*: compares the gradient at m with its prediction by the previous gradient and the likely
       curvature along the step between them. If the log likelihood is nearly quadratic over a step, they
       differ only by noise: about 2s² a coordinate, and u'² times the squared step. If they differ by more
@@ -290,7 +294,10 @@ def _of_sites(
         if before is not None and folds > 1 + LEFT_OUT:
             # Steps that noise led far away stay in a mean for long: it begins anew once they are back.
             off = axes.T @ (mean - before.curvature.h)
-            if (off**2 > _ANEW**2 * (newest + walk)).any():
+            unsure = (axes * np.linalg.solve(before.reported.J, axes)).sum(axis=0)
+            now = 1.0 / (told + pulled) + newest + walk
+            led = (off**2 > _ANEW**2 * (newest + walk)) & (unsure > _UNSURE * now)
+            if led.any():
                 begun = before._replace(
                     folds=LEFT_OUT, begun=before.handed_out, gradient=None, surprise=0.0
                 )
