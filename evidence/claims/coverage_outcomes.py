@@ -19,5 +19,6 @@ CLAIM = dataclasses.replace(
     "noise in {oracle} % or more. Where noise hides nearly all curvature, intervals rest on the prior "
     "and cover more than they promise.",
     setting={**coverage.SETTING, "cells": coverage.grid(coverage.OTHERS)},
+    seeds=(0,),
     quick={"cells": [["few events", 5, 200, 4.0], ["exposures", 5, 200, 4.0]], "simulations": 25},
 )
