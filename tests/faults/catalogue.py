@@ -507,7 +507,7 @@ _RESULTS = (
         "_NARROW = 0.02",
         "_NARROW = 0.0",
         "A site whose column is in another unit than the study is told nothing, and the run settles.",
-        "integration/test_bad_records.py",
+        "properties/test_bad_records.py",
     ),
     _fault(
         "hazards-of-another-unit-judged",
