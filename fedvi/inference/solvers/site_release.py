@@ -198,7 +198,10 @@ def site_release(
     local = local_problem(family, model)
 
     def units_of(task: Task, shard: Shard) -> dict[str, int]:
-        return told_units(local, np.asarray(family.moments(task.posterior)[0], np.float32), shard)
+        # At a mean beyond float32 no record counts.
+        with np.errstate(over="ignore"):
+            mean = np.asarray(family.moments(task.posterior)[0], np.float32)
+        return told_units(local, mean, shard)
 
     def update(
         key_of: Callable[[str], Key], state: Any, task: Task, shard: Shard
