@@ -78,11 +78,11 @@ def site_release(
     the budget: some ten average noise out and let steps settle, many more make each step noisier. With
     ``clip_norm`` a number, 20 to 50 do better where noise is large.
 
-    *Coordinates.* For a GLM with an intercept, and ``clip_norm`` "auto", the first answer is a survey of
-    the columns, Σ x and Σ x². From it the server makes public coordinates x̃, in which columns are centred
-    and of equal length (``coordinates``). g and H are computed, clipped and noised in these coordinates, so
-    that a column with large values takes no more of C than its information is worth. There is no survey
-    where it would not pay (``planned_survey``).
+    *Coordinates.* For a GLM with an intercept, a multinomial, multivariate or survival model, and
+    ``clip_norm`` "auto", the first answer is a survey of the columns, Σ x and Σ x². From it the server
+    makes public coordinates x̃, in which columns are centred and of equal length (``coordinates``). g and H
+    are computed, clipped and noised in these coordinates, so that a column with large values takes no more
+    of C than its information is worth. There is no survey where it would not pay (``planned_survey``).
 
     *Weights.* Clipping a gradient biases it: it shortens the rare long ones more than the many that
     balance them. So a GLM's g and H are first multiplied by the weight min(1, C / longest), where
