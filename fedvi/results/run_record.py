@@ -8,6 +8,7 @@ import numpy as np
 
 from fedvi.expfam.base import is_full
 from fedvi.report.contents import Z95
+from fedvi.report.labels import is_effect
 from fedvi.results import verdict as verdicts
 from fedvi.results.influence import as_rows, influence, refolded, trace_noise
 from fedvi.results.verdict import Verdict
@@ -17,7 +18,7 @@ from fedvi.server.core.protocol import ServerSpec, ServerState, Update
 from fedvi.study.config import Study
 from fedvi.study.spec import shared_parts
 from fedvi.study.spec.coefficients import MOST, coefficients, in_file_units
-from fedvi.typing import INTERCEPT, PRIOR, Eta
+from fedvi.typing import PRIOR, Eta
 from fedvi.updates.base import Standing
 
 __all__ = [
@@ -109,7 +110,7 @@ class RunRecord(NamedTuple):
         stated, sd = (np.asarray(self.family.moments(eta)[1]) for eta in (self.stated, self.prior))
         told = in_file_units(self.study, self.names).moments(sd, sd)[1]
         found = zip(self.names, told.tolist(), sd > stated * _WIDER, strict=True)
-        return {name: value for name, value, wider in found if wider and name != INTERCEPT}
+        return {name: value for name, value, wider in found if wider and is_effect(name)}
 
     def rows(self, pooled: Eta | None = None) -> list[dict[str, Any]]:
         """Lists the posterior by coordinate; see ``fedvi.study.spec.coefficients``."""

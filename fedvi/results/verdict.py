@@ -716,8 +716,9 @@ def _of_clipping(
         )
         return
     centre = {i: 0.0 if prior is None else prior[i]["mean"] for i in effects}
-    # What all columns lose is lost by all records alike; what one loses beyond it, by its extreme values.
-    alike = min(lost.values())
+    # What all coefficients lose, the intercept too, is lost by all records alike; what one loses beyond it,
+    # by its extreme values.
+    alike = min(1.0 - kept**2 for kept in expected["kept"])
     long = [
         i
         for i in effects

@@ -371,11 +371,13 @@ def _coordinates_from(message: pb.Coordinates) -> Coordinates:
         *(message.blocks or 1, message.baselines or 1),
     )
     size = at.centre.size
+    if not 1 <= at.blocks <= size or size % at.blocks or not 1 <= at.baselines <= size:
+        raise errors.ProtocolError(
+            f"coordinates of {size} columns are in {at.blocks} blocks with {at.baselines} constants, "
+            "expected blocks of equal size with a constant or more each"
+        )
     if (
         at.scale.size != size
-        or not 1 <= at.blocks <= size
-        or size % at.blocks
-        or at.baselines < 1
         or not at.constant + at.baselines <= size // at.blocks
         or at.centre[at.constants].any()
     ):

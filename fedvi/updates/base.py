@@ -132,6 +132,7 @@ class Standing(NamedTuple):
         about one round in a hundred; 0 if it is not computed.
       noise: the largest ``Fold.noise`` so far.
       prior: the prior in units of the columns' spread, once a survey has told it; None: the study's.
+      steps: how many folds moved q, also those that a mean over folds has left out.
       clipped: what clipping takes from a mean over records of residuals, in the unit of the outcome; 0: as
         far as surveys tell, nothing.
     """
@@ -153,6 +154,7 @@ class Standing(NamedTuple):
     noise: float = 1.0
     prior: Eta | None = None
     clipped: float = 0.0
+    steps: int = 0
 
 
 class Shard(NamedTuple):

@@ -59,6 +59,8 @@ _LONGER = 2.0
 _THIRDS = 3.0
 # A prior for half the width of bounds is one for at most this many sds of the column.
 _WITHIN = 2.0
+# The precision of an intercept's prior up to which it is moved to where outcomes are.
+_NARROW = 1.0
 # A spread that noise hides counts as this many sds of the noise in its sum: the prior is then seldom too
 # narrow, and no wider than helps predictions.
 _AT_LEAST = 0.25
@@ -573,7 +575,8 @@ def of_survey(
 
     The prior is the given one where bounds say how columns are spread. Where they are much too wide, the
     prior of a coefficient per half-width of them would hold back effects that are real: it is then that of
-    ``_WITHIN`` sds of the column, and the intercept's is around the survey's at the columns' means.
+    ``_WITHIN`` sds of the column. The intercept's, if its sd is 1 or more, is around the survey's and as
+    much wider as that is uncertain; it is at the means of the columns whose unit is their bounds'.
 
     Args:
       survey: its description.
@@ -591,32 +594,37 @@ def of_survey(
     else:
         counted = float(means[constant]) / survey["emphasis"]
     count = max(counted, noise, 1.0)
-    curvature, level, start = survey["curvature"], 0.0, 0.0
+    curvature, level, start, doubt, unsure = survey["curvature"], 0.0, 0.0, 0.0, 0.0
     asks = plan is not None and plan["kind"] == "number"
     # Surveys of earlier plans are of a single outcome.
     several = np.array(survey.get("several", []))
     shares = sums.h[size : size + len(several)] / EMPHASIS / count
     starts = several * np.clip(2.0 * shares - 1.0, -1.0, 1.0)
+    # Of the noise in a start.
+    sds = 2.0 * several * noise / EMPHASIS / count
     if plan is not None:
         exposed = 0.0
         if plan["exposed"] is not None:
             exposures = float(sums.J[1, 0])
             squares[:2] -= exposures
             mean = min(1.0, max(exposures, noise) / count)
-            exposed = plan["exposed"] + math.log(mean)
+            exposed, unsure = plan["exposed"] + math.log(mean), noise / count / mean
             level = plan["exposed"] + min(0.0, math.log(_EXPOSED * mean))
         outcomes = float(squares[constant]) / EMPHASIS
         share = max(outcomes, 0.0 if plan["kind"] == "number" else noise / EMPHASIS) / count
+        doubt = noise / EMPHASIS / count
         if plan["kind"] == "number":
             start = plan["most"] * min(max(2.0 * share - 1.0, -1.0), 1.0)
+            doubt *= 2.0 * plan["most"]
         elif plan["kind"] == "event":
             # What a subject tells of a log hazard is its probability of an event.
             curvature = min(share, 1.0)
-            start = math.log(curvature) - exposed
+            start, doubt = math.log(curvature) - exposed, doubt / curvature
         else:
             # As for equal counts: a mean of logarithms, which no single large count decides.
             usual = math.expm1(math.log1p(plan["most"]) * min(share, 1.0))
             start = math.log(usual) - exposed
+            doubt *= math.log1p(plan["most"]) * (1.0 + usual) / usual
             curvature = usual / (1.0 + plan["dispersion"] * usual) / _LONGER**2
     constants = slice(constant, constant + (baselines := survey.get("baselines", 1)))
     centre = means / count
@@ -627,8 +635,8 @@ def of_survey(
     seen = np.maximum(squares, noise)
     spread = np.sqrt(np.maximum(squares, _AT_LEAST * noise) / count)
     if not len(several):
-        starts = np.full(len(factors), start)
-    wide = _of_spread(prior, survey, centre, spread, starts)
+        starts, sds = (np.full(len(factors), each) for each in (start, math.hypot(doubt, unsure)))
+    wide = _of_spread(prior, survey, centre, spread, starts, sds)
     centre, seen, squares = (np.tile(part, len(factors)) for part in (centre, seen, squares))
     larger = np.repeat(factors, size)
     pull = np.diagonal(wide.J) * larger**2 / curvature
@@ -657,24 +665,33 @@ def _planned(survey: Survey, at: Coordinates) -> Coordinates:
 
 
 def _of_spread(
-    prior: GaussianEta, survey: Survey, mean: np.ndarray, sd: np.ndarray, starts: np.ndarray
+    prior: GaussianEta,
+    survey: Survey,
+    mean: np.ndarray,
+    sd: np.ndarray,
+    starts: np.ndarray,
+    sds: np.ndarray,
 ) -> GaussianEta:
     """Returns the prior in units of the columns' spread, see ``of_survey``.
 
     Args:
       prior, survey: as there.
       mean, sd: of each column of a block.
-      starts: the intercept of centred columns in each block.
+      starts, sds: the intercept of centred columns in each block, and the sd of the noise in it.
     """
     of, constant = survey.get("by_bounds", []), survey["constant"]
     narrower, moves, middle = np.ones(len(prior.h)), np.eye(len(prior.h)), np.zeros(len(prior.h))
-    for block, start in enumerate(starts):
+    for block, (start, doubt) in enumerate(zip(starts, sds, strict=True)):
         first = block * len(mean)
         columns = np.array(of, int) + first
         narrower[columns] = np.minimum(1.0, _WITHIN * sd[of])
         for each in range(survey.get("baselines", 1)):
-            moves[first + constant + each, columns] = mean[of]
-            middle[first + constant + each] = start
+            own = first + constant + each
+            moves[own, columns] = mean[of]
+            # A prior that is narrow on purpose stays where the study states it.
+            if prior.J[own, own] <= _NARROW:
+                middle[own] = start
+                narrower[own] = 1.0 / math.sqrt(1.0 + doubt**2 * prior.J[own, own])
     J = narrower[:, None] * prior.J * narrower
     h = narrower * prior.h + J @ middle
     J = moves.T @ J @ moves

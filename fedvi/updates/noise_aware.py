@@ -152,7 +152,7 @@ def of_sites(
     )
     if survey is not None and (plan := survey["outcome"]) is not None:
         known = at.residual if plan["kind"] == "number" else at.spread
-        asks = bool(plan["sizes"]) and found.folds >= plan["after"] and not known
+        asks = bool(plan["sizes"]) and found.steps >= plan["after"] and not known
         found = found._replace(coordinates=at._replace(sizes=asks))
     # As it was: there and back would change its last digits in every fold.
     found = coordinates.standing_outward(at, found)
@@ -356,6 +356,7 @@ def _of_sites(
         gradient=gradient,
         surprise=earlier + weight * (surprise - earlier),
         jitter=jitter,
+        steps=1 if before is None else max(before.steps, before.folds) + 1,
     )
 
 

@@ -10,7 +10,7 @@ from fedvi.data.source import ArraySource
 from fedvi.planning.plan import plan
 from fedvi.results import outcome, run_record
 from fedvi.run import simulate
-from fedvi.study import build
+from fedvi.study import build, remarks
 from fedvi.study.config import parse_study
 from tests.studies import raw_study
 
@@ -194,3 +194,15 @@ def test_what_check_prints_of_auto_is_what_is_done(plain: Any) -> None:
     short["solver"]["clip_norm"] = 2.0
     found = plan(parse_study(short))
     assert (found.survey, found.clip_norm_auto, found.clip_norm) == (False, False, 2.0)
+
+
+def test_priors_are_wider_where_columns_fill_a_small_part_of_their_bounds():
+    given = raw(3_000)
+    for name in ("x1", "x2", "x3"):
+        given["data"]["schema"][name] = {"type": "number", "bounds": [-20, 20]}
+    found = outcome.record(run(given, sources(3_000)))
+    # Of sds 1, 2 and 0.2 in half the width: a prior of 2.5 for it is one of 0.5 for the last one's sd.
+    assert [*found.wider_priors] == ["x3"]
+    assert found.wider_priors["x3"] == pytest.approx(2.5 / (2.0 * 0.2), rel=0.2)
+    (said,) = remarks.of_surveys(found.study, found.noise_scale, found.wider_priors)
+    assert said.startswith("priors have another sd than the study states: x3 ")

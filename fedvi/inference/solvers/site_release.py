@@ -379,14 +379,13 @@ def _given(
             f"task {task.task_id} has coordinates of {len(at.centre)} columns in {at.blocks} blocks of "
             f"{at.baselines} constants, and the model has {family.size} in {shape[0]} of {shape[1]}"
         )
-    return (
-        mean,
-        root,
-        (
+    level = at.level if exposed is None else exposed
+    with np.errstate(over="ignore"):
+        told = (
             *(np.float32(at.centre), np.float32(at.scale), np.int32(at.constant)),
-            *(np.float32(at.spread), np.float32(at.level if exposed is None else exposed)),
-        ),
-    )
+            *(np.float32(at.spread), np.float32(level)),
+        )
+    return mean, root, told
 
 
 @compiled_once

@@ -145,6 +145,7 @@ def _read_answer(value: Any, get: Get, like: Eta) -> Answer:
     value = dict(value)
     # Answers stored by earlier versions have none.
     survey, sized = value.pop("survey", None), value.pop("sized", None)
+    sized = sized if isinstance(sized, float) else None
     change = Change(
         _read_eta(value["change"], get, like), survey and _read_eta(survey, get, like), sized
     )

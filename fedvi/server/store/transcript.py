@@ -33,7 +33,7 @@ __all__ = ["TRANSCRIPT", "Recorder", "Round", "read"]
 TRANSCRIPT = "transcript"
 """The folder's name within a server's folder."""
 
-_FORM = "fedvi transcript 1"
+_FORM = "fedvi transcript 2"
 
 
 class Round(NamedTuple):
@@ -210,7 +210,12 @@ def _written(spec: ServerSpec, state: ServerState, task: Task, is_folded: bool) 
 
 def _read(spec: ServerSpec, visit: int, content: Mapping[str, np.ndarray], digest: bytes) -> Round:
     about = json.loads(str(content["about"]))
-    if (about["form"], about["study"], about["visit"]) != (_FORM, spec.study_digest, visit):
+    if about["form"] != _FORM:
+        raise errors.ConfigError(
+            f"round {visit} of the transcript has the form {about['form']!r}, expected {_FORM!r}",
+            "verify it with the version of fedvi that wrote it",
+        )
+    if (about["study"], about["visit"]) != (spec.study_digest, visit):
         raise errors.ConfigError(
             f"round {visit} of the transcript is of round {about['visit']}, study {about['study']:.12}, "
             f"expected study {spec.study_digest:.12}"

@@ -286,6 +286,9 @@ def test_what_clipping_takes_of_a_large_effect_is_told_and_of_a_small_one_is_not
     assert alarm.startswith("age: clipping is expected to remove about 8 % of what the records say")
     assert "Bounds that end where records become rare" in alarm
     assert judged(rows(*[0.2] * 4, mean=1.0), expected=kept).alarms == ()
+    # What all lose, the intercept too, is no column's own.
+    alike = EXPECTED | {"kept": [0.7, 0.7, 0.7, 0.7], "least": [0.001] * 4}
+    assert judged(rows(0.02, 0.01, 0.02, 0.02, mean=1.0), expected=alike).alarms == ()
 
 
 def test_records_that_tell_far_less_than_the_declared_ones_are_told_and_not_laid_to_privacy() -> (

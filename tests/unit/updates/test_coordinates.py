@@ -297,6 +297,16 @@ def test_a_prior_is_in_units_of_the_spread_where_bounds_are_much_too_wide():
     # What noise hides counts as a quarter of its sd; a survey of other columns changes nothing.
     hidden = of_survey(survey, sums(x), 4_000.0, given)[1]
     assert np.linalg.inv(hidden.J)[1, 1] == pytest.approx(4.0 / (4.0 * 0.2))
+    # As uncertain as the start is, as much wider is the intercept's prior; a narrow one stays.
+    number: Survey = {**SURVEY, "outcome": {**SIZES, "most": 2.0}}
+    told = sums(x)
+    told.J[0, 0] = EMPHASIS * 5_000 * 0.4
+    for precision, middle in ((0.16, -0.4), (4.0, 0.0)):
+        stated = prior(precision, 0.25, 0.25, 0.25)
+        moved = of_survey(number, told, 500.0, stated)[1]
+        more = (2.0 * 2.0 * 500.0 / EMPHASIS / 5_000) ** 2 if middle else 0.0
+        assert 1.0 / moved.J[0, 0] == pytest.approx(1.0 / precision + more)
+        assert moved.h[0] / moved.J[0, 0] == pytest.approx(middle)
     same = of_survey(SURVEY, sums(x), 0.0, given)[1]
     np.testing.assert_array_equal(same.J, given.J)
     np.testing.assert_array_equal(same.h, given.h)

@@ -111,6 +111,7 @@ def test_a_mean_of_steps_that_noise_led_far_away_begins_anew(away, unsure, is_an
         standing._replace(curvature=moved, reported=tree.scale(standing.reported, 1.0 / unsure))
     )
     assert (found.folds == LEFT_OUT + 1) == is_anew
+    assert found.steps == standing.steps + 1  # what is asked at a round of the plan does not wait
     mean, sd = WIDE.moments(found.reported)
     assert (np.abs(mean - optimum).max() < 5.0 * sd.max()) == (is_anew or away < 1.0)
 
