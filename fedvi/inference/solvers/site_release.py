@@ -198,6 +198,8 @@ def site_release(
     local = local_problem(family, model)
 
     def units_of(task: Task, shard: Shard) -> dict[str, int]:
+        if streams:  # all that are valid count, and no mean is needed
+            return told_units(local, None, shard)
         # At a mean beyond float32 no record counts.
         with np.errstate(over="ignore"):
             mean = np.asarray(family.moments(task.posterior)[0], np.float32)
@@ -237,6 +239,9 @@ def site_release(
         given = by_posterior(functools.partial(_given, family, exposed=exposed, shape=shape), tasks)
         valid = jnp.asarray(shards.mask)
         call = summed.of_many(noise_keys, sampling_keys, shards.records, valid, *given, *guide_keys)
+        if streams:
+            counted = {"valid_units": np.count_nonzero(shards.mask, axis=1)}
+            return lambda: (states, call(), counted)
         each = [
             units_of(task, Shard({name: c[site] for name, c in shards.records.items()}, mask))
             for site, (task, mask) in enumerate(zip(tasks, np.asarray(shards.mask), strict=True))
@@ -264,7 +269,7 @@ def site_release(
             curvature_sd=noise / weight,
             rate=float(sampler.rate),
             # In units of the coefficient of a column of size 1; half that in the survey's coordinates.
-            floor=floor * (_floor_unit(survey) / math.sqrt(family.size) if survey else 1.0),
+            floor=floor * (2.0 * survey["length"] / math.sqrt(family.size) if survey else 1.0),
             survey=survey,
             vanishing=_vanishing(model, foreseen),
         ),
@@ -323,11 +328,6 @@ def _blocks(rows: Any) -> tuple[float, ...] | None:
 def _shape(rows: Any) -> tuple[int, int]:
     """Returns how many blocks of coefficients a model has, and how many constant columns each."""
     return len(_blocks(rows) or (1.0,)), max(1, getattr(rows, "baselines", 0))
-
-
-def _floor_unit(survey: Survey) -> float:
-    """Returns how many times 1 / (the noise of a step) is in coordinates what it is in coefficients."""
-    return 2.0 * survey["length"]
 
 
 def _made_up_coordinates(size: int, survey: Survey | None) -> tuple[Coordinates | None, ...]:
